@@ -72,6 +72,8 @@ def refuse_early(dataset: config.Dataset) -> None:
     """
     raw = config.project_root() / "data" / dataset.name / "raw"
     builder = builders.build(dataset.name, dataset.version, raw, dataset.builder)
+    if builder.builder_config is not None:
+        return  # TFDS registers the archives of all configurations together; `download` asks for those of this one.
     names = _names(builder.url_infos or {})
     here = (raw / "downloads" / builder.name).exists() or (raw / "manifest.json").exists()
     if not here and not any(_find_brought(own, dataset) for own in names.values()):
@@ -116,7 +118,7 @@ def _make(dataset: config.Dataset, folder: Path) -> dict[str, Any]:
             _make_room(raw / builder.name, folder)
             (scratch / builder.name).rename(raw / builder.name)
     finally:
-        for empty in (downloads / dataset.name.partition("-")[0], downloads, raw):
+        for empty in (downloads / config.split_folder_name(dataset.name)[0], downloads, raw):
             with contextlib.suppress(OSError):  # Not empty.
                 empty.rmdir()
     return archives
@@ -142,9 +144,10 @@ def _fetched_by_hand(builder: Any, dataset: config.Dataset) -> Path | None:
     """Return TFDS' manual folder, for datasets whose archives stand behind a login."""
     if not builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
         return None
-    if dataset.downloads is None or not (folder := config.project_root() / dataset.downloads / dataset.name).is_dir():
+    folder = _brought(dataset)
+    if folder is None or not folder.is_dir():
         raise UserError(
-            f"dataset {dataset.name}: TFDS cannot fetch its archives. Put them into FOLDER/{dataset.name} and give "
+            f"dataset {dataset.name}: TFDS cannot fetch its archives. Put them into FOLDER/{builder.name} and give "
             f"--set dataset.downloads=FOLDER (it is {dataset.downloads}). TFDS says: "
             + " ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())
         )
@@ -218,10 +221,16 @@ def _place(url: str, names: list[str], expected: Any, cached: Path, dataset: con
 
 def _find_brought(names: list[str], dataset: config.Dataset) -> Path | None:
     """Return the archive that the user brought under one of its names, or None."""
+    if (folder := _brought(dataset)) is None:
+        return None
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _brought(dataset: config.Dataset) -> Path | None:
+    """Return the folder of archives that the user brought: that of all configurations, as in TFDS' own cache."""
     if dataset.downloads is None:
         return None
-    folder = config.project_root() / dataset.downloads / dataset.name
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+    return config.project_root() / dataset.downloads / config.split_folder_name(dataset.name)[0]
 
 
 def _names(registered: dict[str, Any]) -> dict[str, list[str]]:
@@ -256,7 +265,7 @@ def _require_server(urls: list[str], names: dict[str, list[str]], dataset: confi
     """Raise at once when archives are missing and a server does not answer: TFDS would try for 205 seconds."""
     for url in {urlparse(url).netloc: url for url in urls if url.startswith("http")}.values():
         if problem := _no_answer(url):
-            folder = Path(dataset.downloads or "FOLDER") / dataset.name
+            folder = Path(dataset.downloads or "FOLDER") / config.split_folder_name(dataset.name)[0]
             wanted = ", ".join(f"{url} as {folder / names[url][0]}" for url in urls[:4])
             more = f" and {len(urls) - 4} more" if len(urls) > 4 else ""
             raise UserError(

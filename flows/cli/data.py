@@ -109,7 +109,7 @@ def _described(overrides: list[str]) -> dict[str, Any]:
         if section != "dataset" or not own:
             raise UserError(f"--set {key}: `data add` takes keys of the dataset alone, such as dataset.test=0.1")
         group, _, inner = own.partition(".")
-        if group not in ("columns", "checks", "metadata") or not inner:
+        if group not in ("columns", "checks", "metadata", "splits") or not inner:
             values[own] = value
         elif isinstance(values.setdefault(group, {}), dict):
             values[group][inner] = value

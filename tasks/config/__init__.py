@@ -19,7 +19,17 @@ from tasks.config.form import Overrides, recipe_schema
 from tasks.config.input import Augmentation, Input, RandAugment
 from tasks.config.project import code_root, has_own_code, names_of, project_root, recipes
 from tasks.config.schedules import Constant, Cosine, Piecewise
-from tasks.config.schema import CHAMPION, FEATURES, Checkpoint, Dataset, Model, Register, Settings, kinds_of
+from tasks.config.schema import (
+    CHAMPION,
+    FEATURES,
+    Checkpoint,
+    Dataset,
+    Model,
+    Register,
+    Settings,
+    kinds_of,
+    split_folder_name,
+)
 from tasks.config.section import Affects, fields_of, flat, leaves, marks_of, top_k_of
 from tasks.config.sources import (
     choices,

@@ -137,9 +137,16 @@ class ImageFolder(LocalDescription):
     """A folder of images: FOLDER/CLASS/*, or FOLDER/SPLIT/CLASS/*."""
 
     kind: Literal["image_folder"]
-    modules = ("tasks/data/encoding.py",)
+    is_guessed = True
+    modules = ("tasks/data/encoding.py", "tasks/data/source_files.py")
     image_size: tuple[Pixels, Pixels] | None = None
-    """Height and width that all images are resized to; null keeps their own (needed where sizes differ)."""
+    """Height and width that all images are resized to; null keeps their own, or where these differ takes the median,
+    rounded to a multiple of 8, at most 224."""
+    splits: Annotated[
+        dict[Text, Literal["train", "validation", "test"]] | None, Field(exclude_if=lambda splits: splits is None)
+    ] = None
+    """Which split each folder is, such as {seg_train: train, seg_test: test}; other folders are left out. {} says that
+    all are classes; null goes by their names."""
     on_broken: Literal["stop", "skip"] = "stop"
     """What becomes of files that are no whole image: the end, with their names, or no example."""
     folders: Annotated[tuple[Text, ...], Field(max_length=8, exclude_if=lambda folders: not folders)] = ()
@@ -158,9 +165,11 @@ class Arrays(LocalDescription):
     """A .npz file, or a folder of .npy files."""
 
     kind: Literal["arrays"]
+    modules = ("tasks/data/source_files.py",)
     task: Literal["auto", "classification", "multilabel", "regression"] = "auto"
-    """What is learnt; auto takes whole numbers and words for classes, fractions for a regression, and several columns
-    of 0 and 1 for labels, or for one class where each example has a single 1."""
+    """What is learnt; auto takes whole numbers and words for classes, fractions for a regression (but 0.0, 1.0 and few
+    others that are whole for classes), and several columns of 0 and 1 for labels, or for one class where each example
+    has a single 1."""
     metadata: Metadata = {}
     """Arrays beside `x` and `y` that no model learns from, and what their values are: `site`, or `site_test` beside
     `x_test`, is one value an example. Those of the test split are kept, as of a table's columns."""
@@ -206,7 +215,8 @@ class Table(LocalDescription):
     """The files and folders beside the table that its paths of images lead into. `data add` finds them, as DVC looks at
     them, too; add a dataset anew where they are others."""
     image_size: tuple[Pixels, Pixels] | None = None
-    """Height and width that all images are resized to; null keeps their own (needed where sizes differ)."""
+    """Height and width that all images are resized to; null keeps their own, or where these differ takes the median,
+    rounded to a multiple of 8, at most 224."""
     on_broken: Literal["stop", "skip"] = "stop"
     """What becomes of rows without a target, a group, a time or a weight, and of those whose image is not whole: the
     end, with their names, or no example."""

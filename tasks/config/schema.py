@@ -78,29 +78,39 @@ REMOTE_SCHEMES = ("abfs", "file", "gs", "s3")
 
 
 def folder_name(name: str) -> str:
-    """Return the folder of data/ that a dataset's name stands for.
+    """Return the folder of data/ that a dataset's name stands for. Neither TFDS' names nor those of a user's own data
+    have a point, so it says which dataset and which configuration it is.
 
     >>> folder_name("cmaterdb/bangla"), folder_name("my_data:BlackOrWhite")
-    ('cmaterdb-bangla', 'black_or_white')
+    ('cmaterdb.bangla', 'black_or_white')
     """
     first, slash, configuration = name.partition("/")
     if ":" in first:  # As TFDS names a builder after its class.
         first = re.sub("(.)([A-Z][a-z0-9]+)", r"\1_\2", first.partition(":")[2])
         first = re.sub("([a-z0-9])([A-Z])", r"\1_\2", first).lower()
-    return f"{first}{slash and '-'}{configuration}"
+    return f"{first}{slash and '.'}{configuration}"
+
+
+def split_folder_name(folder: str) -> tuple[str, str]:
+    """Return the name in TFDS and the configuration, or an empty text, of a dataset's folder.
+
+    >>> split_folder_name("cmaterdb.bangla"), split_folder_name("my-photos")
+    (('cmaterdb', 'bangla'), ('my-photos', ''))
+    """
+    name, _, configuration = folder.partition(".")
+    return name, configuration
 
 
 class Dataset(Section):
-    # A name of TFDS has no hyphen, so the folder's name says which dataset and which configuration it is.
     name: Result[
         Annotated[
             str,
-            Field(pattern=r"^[a-z][a-z0-9_]*([/-][A-Za-z0-9][A-Za-z0-9_.-]*)?$", max_length=100),
+            Field(pattern=r"^[a-z][a-z0-9_-]*([/.][A-Za-z0-9][A-Za-z0-9_.-]*)?$", max_length=100),
             AfterValidator(folder_name),
         ]
     ]
     """A TFDS dataset of images, texts or numbers, NAME or NAME/CONFIG, or one embedded in tasks/data/builders/. It is
-    also the folder: data/NAME or data/NAME-CONFIG. MODULE:CLASS, a TFDS builder of your own, is that class' name in
+    also the folder: data/NAME or data/NAME.CONFIG. MODULE:CLASS, a TFDS builder of your own, is that class' name in
     TFDS."""
     builder: Bookkeeping[OwnCode | None]
     """MODULE:CLASS of a builder of your own; dataset.name=MODULE:CLASS sets it."""
@@ -109,8 +119,8 @@ class Dataset(Section):
     image_size: Result[tuple[Pixels, Pixels] | None]
     """Height and width that `prepare` resizes to; null keeps the dataset's own (needed where sizes differ)."""
     downloads: Bookkeeping[Path | None]
-    """Folder of source archives that you fetched yourself: FOLDER/NAME/<last one or two parts of the URL>, with a
-    configuration FOLDER/NAME-CONFIG/..."""
+    """Folder of source archives that you fetched yourself: FOLDER/NAME/<last one or two parts of the URL>, NAME without
+    a configuration, as in TFDS' own folders."""
 
     @model_validator(mode="before")
     @classmethod

@@ -109,10 +109,10 @@ def check_name(name: str, asked: bool) -> str:
         UserError: it cannot be a folder's name.
     """
     word = name if asked else re.sub(r"[^a-z0-9_]+", "_", name.lower()).strip("_")
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,99}", word):
+    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,99}", word):
         given = f"--name {shown(name)}" if asked else f"SOURCE = '{name}'"
         raise UserError(
-            f"{given}: the dataset becomes the folder data/NAME, of small letters, digits and _, and begins with a "
+            f"{given}: the dataset becomes the folder data/NAME, of small letters, digits, _ and -, and begins with a "
             "letter. Give --name NAME"
         )
     return word
@@ -325,7 +325,7 @@ def _keep_to_description(dataset: config.Dataset, folder: Path) -> None:
 def tfds_pipeline(name: str, builder: str | None = None) -> str:
     """Return the dvc.yaml of a TFDS dataset. A dataset of tasks/data/builders/ depends on its own file alone, the
     user's own ``module:Class`` on what it imports from the project's folder."""
-    file = name.partition("-")[0]
+    file, _ = config.split_folder_name(name)
     own = [SHARED, f"tasks/data/builders/{file}.py"] if file in config.names_of("data/builders") else []
     if builder is not None:
         own = [path.as_posix() for path in own_code.files(builder)]
@@ -351,7 +351,7 @@ def remove(folder: Path, root: Path) -> list[str]:
     made = prepared_data.made_in(folder) if (folder / "prepared").is_dir() else set()
     own = [*(folder / "prepared" / name for name in made), *quality_report.made_in(folder)]
     if not described.is_local:
-        by_tfds = folder / "raw" / folder.name.partition("-")[0]
+        by_tfds = folder / "raw" / config.split_folder_name(folder.name)[0]
         own += [path for path in _below(by_tfds) if path.is_dir() or MADE_BY_TFDS.fullmatch(path.name)]
         own += [by_tfds, folder / "raw" / "manifest.json", folder / "raw"]
     take_away([path for path in (*own, folder / "prepared") if path.exists() and not path.is_symlink()])

@@ -10,9 +10,20 @@ from tasks.system.errors import UserError, cut, listed
 
 SUFFIXES = {".npz": "arrays", ".csv": "table", ".tsv": "table", ".parquet": "table", ".jsonl": "table"}
 """The kind that reads a file, by the end of its name."""
+BY_PRODUCTS = {
+    *("@eadir", "@__thumb", "@recycle", "#recycle", "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini"),
+    *("$recycle.bin", "system volume information", "lost+found"),
+}
+"""Names of files and folders that systems put beside a user's, in small letters."""
 # Control characters, and halves of characters.
 UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+def is_by_product(name: str) -> bool:
+    """Return whether a file or folder was put there by a system (of a NAS, Windows, macOS), and is no data: hidden ones
+    as .DS_Store and ._1.jpg, and ``BY_PRODUCTS``."""
+    return name.startswith(".") or name.lower() in BY_PRODUCTS
 
 
 def kind_of(source: str) -> str:
@@ -24,7 +35,8 @@ def kind_of(source: str) -> str:
     path = Path(source)
     try:
         if path.is_dir():
-            return "arrays" if any(file.suffix == ".npy" for file in path.iterdir()) else "image_folder"
+            has_arrays = any(file.suffix == ".npy" and not is_by_product(file.name) for file in path.iterdir())
+            return "arrays" if has_arrays else "image_folder"
         path.exists()
     except OSError as error:  # It is another user's, or its name is too long.
         raise UserError(f"SOURCE = '{cut(source)}': cannot be read ({error.strerror})") from None
@@ -42,7 +54,7 @@ def kind_of(source: str) -> str:
 
 def tables_hint(folder: Path) -> str:
     """Return the end of a message about a folder without images: which tables it holds; an empty text without any."""
-    names = sorted(path.name for path in folder.iterdir() if SUFFIXES.get(path.suffix.lower()) == "table")
+    names = sorted(path.name for path in folder.glob("[!.]*") if SUFFIXES.get(path.suffix.lower()) == "table")
     return f". Of a table, give the file itself as SOURCE: {listed(names)}" if names else ""
 
 

@@ -231,7 +231,7 @@ def _ask_tfds(dataset: config.Dataset) -> None:
     fetched = root / "data" / dataset.name / "raw" / "manifest.json"
     if dataset_folder.is_local(dataset.name, root):
         return
-    if dataset.name.partition("-")[0] in config.names_of("data/builders") or fetched.exists():
+    if config.split_folder_name(dataset.name)[0] in config.names_of("data/builders") or fetched.exists():
         return
     values = dataset.model_dump(mode="json", exclude={"image_size"})
     settings = [part for key, value in values.items() for part in ("--set", f"dataset.{key}={json.dumps(value)}")]

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow.parquet
 
 from tasks.data.encoding import Values, num_rows
+from tasks.data.source_files import is_by_product
 from tasks.data.table_files import NOT_READ, values_of
 from tasks.serving.rows import csv_rows, encoding_of, json_rows
 from tasks.system import machine
@@ -369,7 +370,7 @@ class Reader:
 
 
 def _walk(name: str, path: Path) -> Iterator[str]:
-    """Yield a file, or those in a folder and below it, sorted; hidden ones and Windows' Thumbs.db do not count."""
+    """Yield a file, or those in a folder and below it, sorted; what ``is_by_product`` names does not count."""
     if not path.is_dir():
         yield name
         return
@@ -378,9 +379,9 @@ def _walk(name: str, path: Path) -> Iterator[str]:
         raise UserError(f"'{error.filename}' cannot be read ({error.strerror}): make it readable") from None
 
     for place, folders, files in os.walk(path, onerror=unreadable):
-        folders[:] = sorted(one for one in folders if not one.startswith("."))
+        folders[:] = sorted(one for one in folders if not is_by_product(one))
         for file in sorted(files):
-            if not file.startswith(".") and file != "Thumbs.db":
+            if not is_by_product(file):
                 yield os.path.join(name, os.path.relpath(os.path.join(place, file), path))
 
 

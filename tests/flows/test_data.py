@@ -32,40 +32,41 @@ def photos(tmp_path_factory):
 
 def test_own_photos_are_added_and_followed_when_they_change(photos, project, run, tmp_path):
     source = shutil.copytree(photos, tmp_path / "My photos")
-    refused = run(["stratagem", "data", "add", source])
-    assert refused.returncode == 2
-    assert "dataset.image_size = null: the images of my_photos differ in size" in refused.stderr
-    assert not (project / "data" / "my_photos").exists()
-
-    added = run(["stratagem", "data", "add", source, "--set", "dataset.image_size=[16,16]", "--json"])
+    added = run(["stratagem", "data", "add", source, "--name", "my-photos", "--json"])
     assert added.returncode == 0, added.stderr
     first = json.loads(added.stdout)
-    assert (first["kind"], first["features"]["image"]["shape"]) == ("image_folder", [16, 16, 1])
+    assert (first["name"], first["kind"], first["features"]["image"]["shape"]) == (
+        "my-photos",
+        "image_folder",
+        [24, 24, 1],
+    )
     assert {name: split["num_examples"] for name, split in first["splits"].items()} == {"test": 80, "train": 320}
-    assert "added data/my_photos: put it under version control" in added.stderr
+    assert "added data/my-photos: put it under version control" in added.stderr
+    assert added.stderr.count("the images of my-photos differ in size, from") == 1
+    assert config.read_description(project / "data" / "my-photos").image_size == (24, 24)
 
     # The same again does nothing; one picture more is another data version.
-    again = run(["stratagem", "data", "add", source, "--set", "dataset.image_size=[16,16]", "--json"])
+    again = run(["stratagem", "data", "add", source, "--name", "my-photos", "--json"])
     assert json.loads(again.stdout) == first
-    assert "prepared my_photos" not in again.stderr
+    assert "prepared my-photos" not in again.stderr
     shutil.copyfile(next((source / "digit 1").iterdir()), source / "digit 1" / "more.png")
-    changed = run(["stratagem", "prepare", "--set", "dataset.name=my_photos", "--json"])
+    changed = run(["stratagem", "prepare", "--set", "dataset.name=my-photos", "--json"])
     second = json.loads(changed.stdout)
     assert second["data_version"] != first["data_version"]
     assert sum(split["num_examples"] for split in second["splits"].values()) == 401
 
     # Where the source is not, as in another clone, the prepared data serve.
     source.rename(tmp_path / "elsewhere")
-    without = run(["stratagem", "prepare", "--set", "dataset.name=my_photos", "--json"])
+    without = run(["stratagem", "prepare", "--set", "dataset.name=my-photos", "--json"])
     assert json.loads(without.stdout) == second
     assert "is not here; what was prepared of it is used" in without.stderr
-    described = project / "data" / "my_photos" / "params.yaml"
+    described = project / "data" / "my-photos" / "params.yaml"
     kept = described.read_text()
     described.write_text(kept.replace("test: 0.2", "test: 0.3"))
-    edited = run(["stratagem", "prepare", "--set", "dataset.name=my_photos"])
-    assert (edited.returncode, "dataset.test: data/my_photos/params.yaml says another" in edited.stderr) == (2, True)
+    edited = run(["stratagem", "prepare", "--set", "dataset.name=my-photos"])
+    assert (edited.returncode, "dataset.test: data/my-photos/params.yaml says another" in edited.stderr) == (2, True)
     described.write_text(kept)
-    forced = run(["stratagem", "prepare", "--set", "dataset.name=my_photos", "--force"])
+    forced = run(["stratagem", "prepare", "--set", "dataset.name=my-photos", "--force"])
     assert (forced.returncode, forced.stderr.count("error: dataset.source = ")) == (2, 1)
 
 

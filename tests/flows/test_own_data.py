@@ -46,6 +46,7 @@ def test_each_page_is_tried():
 @pytest.mark.parametrize(("name", "strategy"), EACH)
 def test_a_tutorial_leads_to_a_model_that_takes_raw_inputs(name, strategy, project, run, monkeypatch):
     (metric, reached), told, _ = PAGES[name]
+    dataset = name.replace("-", ".")  # shades-large.md is of shades/large.
     page = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
     for file, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         (project / file).write_text(code)
@@ -56,7 +57,7 @@ def test_a_tutorial_leads_to_a_model_that_takes_raw_inputs(name, strategy, proje
         assert made.returncode == 0, made.stderr
     added = run(add)
     assert added.returncode == 0, added.stderr
-    assert f"stratagem run --set dataset.name={name}" in added.stdout
+    assert f"stratagem run --set dataset.name={dataset}" in added.stdout
 
     settings = [
         f"strategy.kind={strategy}",
@@ -67,10 +68,10 @@ def test_a_tutorial_leads_to_a_model_that_takes_raw_inputs(name, strategy, proje
     train += ["--json", *(word for setting in settings for word in ("--set", setting))]
     whole = run(train)
     assert whole.returncode == 0, whole.stderr
-    assert f"chosen for {name}: " in whole.stderr
+    assert f"chosen for {dataset}: " in whole.stderr
     summary = json.loads(whole.stdout)
     assert summary["metrics"][metric] > reached
-    (model,) = re.findall(r"models:/([\w-]+)@challenger", page)
+    (model,) = re.findall(r"models:/([\w.-]+)@challenger", page)
     assert summary["model_version"] == f"{model}/1"
 
     cut = killed_in_the_middle([*train, "--fresh"], project)

@@ -77,7 +77,7 @@ def test_the_gate_follows_the_task():
 
 @pytest.fixture
 def prepared_table(project):
-    folder = project / "data" / "own-v1" / "prepared"
+    folder = project / "data" / "own.v1" / "prepared"
     folder.mkdir(parents=True)
     split = {"num_examples": 80, "class_counts": [40, 40]}
     (folder / "manifest.json").write_text(json.dumps(manifest({"number": NUMBER}, 400, validation=split)))
@@ -106,13 +106,13 @@ def test_what_was_given_otherwise_than_chosen_is_known(prepared_table):
 
 
 def test_a_recipe_and_params_yaml_say_what_their_dataset_is_trained_with(prepared_table, project):
-    (project / "own.yaml").write_text("dataset: {name: own-v1}\n")
+    (project / "own.yaml").write_text("dataset: {name: own.v1}\n")
     recipe = config.load(str(project / "own.yaml"))
     assert recipe.model == config.load().model
     assert config.choices(str(project / "own.yaml"), recipe.to_json()) is None
     assert config.choices(None, config.load().to_json()) is None, "the dataset of params.yaml"
     params = project / "params.yaml"
-    params.write_text(params.read_text().replace("name: digits", "name: own-v1", 1))
+    params.write_text(params.read_text().replace("name: digits", "name: own.v1", 1))
     assert config.load().model.name == "convnet2"
 
 

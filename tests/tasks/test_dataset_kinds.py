@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import socket
 import struct
 import tempfile
@@ -128,6 +129,96 @@ def test_a_lone_folder_train_of_several_classes_is_the_split(source):
     assert prepare(describe(source)).target.class_names == ("Train", "bus"), "beside another it is a class"
 
 
+NAMED_AS_SPLITS = [
+    {"Training": "train", "Testing": "test"},
+    {"seg_train": "train", "seg_test": "test"},
+    {"train": "train", "dev": "validation"},
+    {"train": "train", "holdout": "test"},
+    {"TrainImages": "train", "my_val": "validation", "Test-2024": "test"},
+]
+
+
+@pytest.mark.parametrize("splits", NAMED_AS_SPLITS, ids="_".join)
+def test_folders_with_the_same_classes_are_splits_by_their_names_and_it_is_said(source, splits, capsys):
+    for name in splits:
+        fill(source / name)
+    described, (line,) = image_folder.guess(describe(source))
+    assert described.splits == splits
+    told = ", ".join(f"{name} is {split}" for name, split in sorted(splits.items()))
+    assert line == f"splits by the names of folders: {told} (dataset.splits says otherwise)"
+    prepared = prepare(described)
+    assert prepared.target.class_names == ("cat", "dog")
+    assert set(prepared.splits) == {"train", "test", *splits.values()}
+    assert line not in capsys.readouterr().err
+    assert prepare(describe(source)).splits == prepared.splits, "with params.yaml that leaves it open"
+    assert line in capsys.readouterr().err
+
+
+def test_the_folder_of_a_split_may_be_there_twice(source):
+    for name in ("seg_train", "seg_test"):
+        fill(source / name / name)
+        save(grey(50), source, name, name, "dog", "near", "9.png")
+    prepared = prepare(describe(source, folders=["distance"]))
+    assert {name: split.class_counts for name, split in prepared.splits.items()} == {"train": (5, 6), "test": (5, 6)}
+    kept = json.loads(Path(prepared.metadata).read_text())
+    assert sorted(map(str, kept["distance"]["values"])) == [*["None"] * 10, "near"]
+
+
+def test_folders_that_may_be_splits_or_classes_are_asked_about(project, source):
+    for name in ("batch 1", "batch 2"):
+        fill(source / name)
+    with pytest.raises(UserError) as caught:
+        dvc_data.add(str(source), None, {})
+    message = str(caught.value)
+    assert message == (
+        f"dataset.source = '{source}': batch 1, batch 2 have the same folders in them (cat, dog), and may be splits or "
+        'classes. If they are splits, say what each is: --set \'dataset.splits={"batch 1": "train", "batch 2": '
+        '"test"}\'. If they are classes, with all that lies in them: --set dataset.splits={}'
+    )
+    assert not (project / "data" / "source").exists()
+    said = config.read_texts([shlex.split(message)[shlex.split(message).index("--set") + 1].rstrip(".")])
+    for given, names in ((said["dataset.splits"], ("cat", "dog")), ({}, ("batch 1", "batch 2"))):
+        described, lines = image_folder.guess(describe(source, splits=given))
+        assert (described.splits, lines) == (given, [])
+        assert prepare(described).target.class_names == names
+
+
+def test_folders_are_the_splits_that_they_are_said_to_be(source, capsys):
+    for name in ("fold1", "fold2", "fold3"):
+        fill(source / name)
+    fill(source / "later", ("elk",))
+    splits = {"fold1": "train", "fold2": "train", "fold3": "test"}
+    assert "unknown folder 'fold9': did you mean 'fold" in message_of(source, splits={**splits, "fold9": "test"})
+    assert "no folder is train. Say which one is" in message_of(source, splits={"fold1": "test"})
+    prepared = prepare(describe(source, splits=splits))
+    assert {name: split.class_counts for name, split in prepared.splits.items()} == {"train": (10, 10), "test": (5, 5)}
+    assert "left out, as dataset.splits does not name it: later\n" in capsys.readouterr().err
+
+
+def nested(source, classes, folders):
+    for name in classes:
+        fill(source / name, folders, count=2)
+
+
+ORDINARY = [
+    (lambda source: nested(source, ("cat", "dog"), ("left",)), {}),
+    (lambda source: nested(source, map(str, range(13)), ("left", "right")), {}),
+    (lambda source: nested(source, ("cat", "dog"), ("left", "right")), {"folders": ["camera"]}),
+    (lambda source: [nested(source, ("cat",), ("tabby", "siamese")), nested(source, ("dog",), ("corgi", "boxer"))], {}),
+    (lambda source: [fill(source), nested(source, ("cat", "dog"), ("left", "right"))], {}),
+    (lambda source: fill(source, ("train_station", "test_tube")), {}),
+    (lambda source: nested(source, ("train_station", "test_tube"), ("left",)), {}),
+]
+
+
+@pytest.mark.parametrize(("make", "values"), ORDINARY)
+def test_ordinary_folders_of_classes_are_not_asked_about(source, make, values):
+    make(source)
+    described, lines = image_folder.guess(describe(source, **values))
+    assert (described.splits, lines) == (None, [])
+    assert prepare(described).target.class_names == tuple(sorted(path.name for path in source.iterdir()))
+
+
 @pytest.mark.parametrize("divided", [False, True], ids=["classes", "splits"])
 def test_folders_below_a_class_are_kept_of_the_test_split_by_the_names_that_are_given(source, divided):
     """With a class that is called as a split, in each split."""
@@ -211,17 +302,49 @@ def test_a_turned_photo_is_never_read_smaller_than_it_is_wanted(tmp_path):
     assert np.abs(np.diff(seen[8:-8].astype(int), axis=0)).min() > 100, "each stripe is a row of its own"
 
 
-def test_sizes_that_differ_want_one(source):
+SIZES = [
+    ([(6, 4)] * 9 + [(600, 400)], (8, 8), "from 4 x 6 to 400 x 600 (height x width; the median is 4 x 6)"),
+    ([(20, 30)] * 9 + [(31, 20)], (32, 24), "from 30 x 20 to 20 x 31"),
+    ([(600, 400)] * 9 + [(6, 4)], (152, 224), "from 4 x 6 to 400 x 600"),
+]
+
+
+@pytest.mark.parametrize(("sizes", "expected", "told"), SIZES)
+def test_images_of_many_sizes_get_the_median_and_it_is_said(source, sizes, expected, told, capsys):
+    for number, size in enumerate(sizes):
+        save(grey(number, size), source, "cat" if number % 2 else "dog", f"{number}.png")
+    described, (line,) = image_folder.guess(describe(source))
+    assert described.image_size == expected
+    assert line.startswith(f"the images of own differ in size, {told}")
+    assert f": all are resized to {expected[0]} x {expected[1]}. --set dataset.image_size=[HEIGHT,WIDTH] says" in line
+    prepared = prepare(described)
+    assert prepared.features["image"].shape == (*expected, 1)
+    assert line not in capsys.readouterr().err
+    assert prepare(describe(source)).splits == prepared.splits, "with params.yaml that leaves it open"
+    assert line in capsys.readouterr().err
+    assert image_folder.guess(describe(source, image_size=[3, 5])) == (describe(source, image_size=[3, 5]), [])
+
+
+def test_images_of_one_size_keep_it(source):
     fill(source)
-    save(grey(0, (600, 400)), source, "cat", "large.png")
-    message = message_of(source)
-    assert message.startswith("dataset.image_size = null: the images of own differ in size, from 4 x 6 to 400 x 600 ")
-    assert "Give --set dataset.image_size=[4,6]" in message
-    prepared = prepare(describe(source, image_size=[3, 5]))
-    assert prepared.features["image"].shape == (3, 5, 1)
-    for split in prepared.splits:
-        images, _ = arrays_of(prepared, split)
-        assert (images == images[:, :1, :1]).all()
+    assert image_folder.guess(describe(source)) == (describe(source), [])
+
+
+BY_PRODUCTS = (
+    "@eaDir/0.jpg/SYNOPHOTO_THUMB_M.jpg", "__MACOSX/._0.png", ".ipynb_checkpoints/0.png", "cat/@eaDir/0.png/M.jpg",
+    "cat/.ipynb_checkpoints/0.png", "cat/Thumbs.db", "cat/._0.png", "cat/Desktop.ini", "cat/.DS_Store",
+)  # fmt: skip
+
+
+def test_what_systems_put_beside_images_is_not_read(source):
+    fill(source)
+    expected = prepare(describe(source)).splits
+    for name in BY_PRODUCTS:
+        save(grey(9), source, f"{name}.png").rename(source / name)
+    assert source_files.kind_of(str(source)) == "image_folder"
+    described, lines = image_folder.guess(describe(source))
+    assert lines == []
+    assert prepare(described).splits == expected
 
 
 def bomb():
@@ -301,6 +424,16 @@ def other_classes(source):
     fill(source / "test", ("cat", "cow"))
 
 
+def no_classes_to_test_on(source):
+    fill(source / "train")
+    save(grey(0), source, "test", "0.png")
+
+
+def splits_in_classes(source):
+    for name in ("cat", "dog"):
+        fill(source / name, ("train", "test"))
+
+
 def empty_class(source):
     fill(source)
     (source / "fox").mkdir()
@@ -334,6 +467,14 @@ FOLDERS = [
     (one_image, "the class 'zebra' has 1 of the examples, and needs one to train on and one to test on"),
     (empty_class, "the class 'fox' of 'train' has no files"),
     (other_classes, "the classes of 'test' are not those of 'train': cow, dog are in one of them only. Give both the"),
+    (
+        no_classes_to_test_on,
+        """or leave 'test' out: --set 'dataset.splits={"train": "train"}'. If they are classes""",
+    ),
+    (
+        splits_in_classes,
+        "have the same folders in them (test, train), which look like splits of each class. Allowed: F",
+    ),
     (two_validations, "of train, val, valid two are one split. Keep one"),
     (split_and_class, "'unlabelled' is no split, and lies beside folders that are"),
     (no_train, "it has splits, and no folder 'train'"),
@@ -615,6 +756,46 @@ def test_arrays_of_numbers_have_any_task(source, labels, task, expected, told, d
         np.testing.assert_array_equal(read, told[values[:, 0].astype(int) // 2])
 
 
+WRITTEN = [
+    (CLASSES + 1, ("1", "2", "3")),
+    (np.array([20, 3, 100])[CLASSES], ("3", "20", "100")),
+    (CLASSES.astype(np.float32), ("0", "1", "2")),
+    (CLASSES + 1.0, ("1", "2", "3")),
+    (np.where(CLASSES == 0, -1, 1), ("-1", "1")),
+    (CLASSES == 0, ("0", "1")),
+]
+
+
+@pytest.mark.parametrize(("labels", "names"), WRITTEN)
+def test_classes_are_the_numbers_that_are_written(source, labels, names, capsys):
+    np.savez(source / "own.npz", x=np.arange(30.0)[:, np.newaxis], y=labels)
+    prepared = prepare(describe(source / "own.npz", "arrays"))
+    assert (prepared.target.task, prepared.target.class_names) == ("classification", names)
+    for split in prepared.splits.values():
+        rows = np.load(split.features["number"])[:, 0].astype(int)
+        assert [int(names[label]) for label in np.load(split.labels)] == labels[rows].tolist()
+    told = f"the labels of own are {labels.dtype}, and {len(names)} whole numbers: they are taken for classes ("
+    assert (told in capsys.readouterr().err) == (labels.dtype.kind == "f")
+
+
+def test_fractions_and_many_whole_numbers_are_a_regression(source):
+    for labels in (np.arange(30.0), np.arange(30) % 3 / 2):
+        np.savez(source / "own.npz", x=np.arange(30.0)[:, np.newaxis], y=labels)
+        assert prepare(describe(source / "own.npz", "arrays")).target.task == "regression"
+    np.savez(source / "own.npz", x=np.arange(30.0)[:, np.newaxis], y=CLASSES.astype(float))
+    assert prepare(describe(source / "own.npz", "arrays", task="regression")).target.task == "regression"
+
+
+def test_what_systems_put_beside_arrays_is_not_read(source):
+    np.save(source / "x.npy", IMAGES)
+    np.save(source / "y.npy", CLASSES)
+    (source / "._x.npy").write_bytes(b"a resource fork")
+    assert prepare(describe(source, "arrays")).target.class_names == ("0", "1", "2")
+    for name in ("x.npy", "y.npy"):
+        (source / name).unlink()
+    assert source_files.kind_of(str(source)) == "image_folder"
+
+
 @pytest.mark.parametrize(("make", "message"), ARRAYS)
 def test_arrays_that_cannot_be_trained_on_are_refused(source, make, message):
     make(source / "own.npz")
@@ -733,6 +914,8 @@ def test_a_name_that_is_no_folders_is_refused(name):
 
 def test_a_source_gives_its_name():
     assert dataset_folder.check_name("My Photos (2026)", asked=False) == "my_photos_2026"
+    assert dataset_folder.check_name("my-photos", asked=True) == "my-photos"
+    assert config.load(None, ["dataset.name=my-photos"]).dataset.name == "my-photos"
     with pytest.raises(UserError, match=r"SOURCE = '2026'.+Give --name NAME"):
         dataset_folder.check_name("2026", asked=False)
 
@@ -771,6 +954,15 @@ DESCRIPTIONS = [
 def test_a_description_that_is_wrong_is_refused(values, message):
     with pytest.raises(UserError, match=message):
         config.describe({"kind": "image_folder", "name": "own", "source": "x", **values}, "data/own/params.yaml")
+
+
+def test_a_description_has_names_of_any_length():
+    name, path = "a name of a column that asks a whole question, " * 20, f"{'folder/' * 50}own.csv"
+    values = {"columns": {name: "number"}, "target": name, "metadata": {name: "category"}, "group": name}
+    described = config.describe({"kind": "table", "name": "own", "source": path, **values}, "data/own/params.yaml")
+    assert (described.target, list(described.columns), described.source) == ((name,), [name], path)
+    floors = config.load(overrides={"register.floors": {f"class: {name}": 0.5}}).register_.floors
+    assert floors == {f"class: {name}": 0.5}
 
 
 def test_a_source_that_dvc_or_the_dataset_itself_would_change_is_refused(project):

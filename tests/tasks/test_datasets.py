@@ -51,20 +51,20 @@ def test_build_describes_the_dataset(name, shape, num_classes, tmp_path):
     assert builders.build(name, str(builder.version), tmp_path).version == builder.version
 
 
-@pytest.mark.parametrize("spelling", ["cmaterdb/telugu", "cmaterdb-telugu"])
+@pytest.mark.parametrize("spelling", ["cmaterdb/telugu", "cmaterdb.telugu"])
 def test_a_configuration_is_a_dataset_with_a_folder_of_its_own(spelling, tmp_path):
     section = config.Dataset(name=spelling, builder=None, version=None, image_size=None, downloads=None)
-    assert section.name == "cmaterdb-telugu"
+    assert section.name == "cmaterdb.telugu"
     builder = builders.build(section.name, None, tmp_path)
     assert (builder.name, builder.builder_config.name) == ("cmaterdb", "telugu")
-    assert builders.build("imagenet_v2-threshold-0.7", None, tmp_path).builder_config.name == "threshold-0.7"
+    assert builders.build("imagenet_v2.threshold-0.7", None, tmp_path).builder_config.name == "threshold-0.7"
 
 
 @pytest.mark.parametrize(
     ("name", "version", "expected"),
     [
-        ("cmaterdb-bangle", None, ["unknown configuration of cmaterdb", "'bangle'", "did you mean 'bangla'?"]),
-        ("mnist-small", None, ["dataset.name = 'mnist/small'", "no configurations", "dataset.name=mnist"]),
+        ("cmaterdb.bangle", None, ["unknown configuration of cmaterdb", "'bangle'", "did you mean 'bangla'?"]),
+        ("mnist.small", None, ["dataset.name = 'mnist/small'", "no configurations", "dataset.name=mnist"]),
         ("mnits", None, ["unknown dataset 'mnits'", "did you mean 'mnist'?", "digits"]),
         ("digitz", None, ["did you mean 'digits'?"]),
         ("mnist", "9.9.9", ["dataset.version of mnist", "'9.9.9'", "Allowed: 3.0.1"]),
@@ -158,7 +158,7 @@ def test_a_builder_of_the_users_own_has_the_folder_that_tfds_names_after_its_cla
     from tensorflow_datasets.core.naming import camelcase_to_snakecase  # Not public.
 
     section = config.Dataset(name=f"my.data:{name}/small", builder=None, version=None, image_size=None, downloads=None)
-    assert (section.name, section.builder) == (f"{camelcase_to_snakecase(name)}-small", f"my.data:{name}")
+    assert (section.name, section.builder) == (f"{camelcase_to_snakecase(name)}.small", f"my.data:{name}")
 
 
 BUILDERS = """

@@ -27,7 +27,7 @@ from tensorflow_datasets.core.download import checksums, extractor, resource
 from tensorflow_datasets.core.features import TensorInfo
 
 from tasks import config, records
-from tasks.download import _names, download
+from tasks.download import _names, download, refuse_early
 from tasks.system.errors import StratagemError, UserError
 
 CHECKOUT = Path(__file__).parents[2]
@@ -179,12 +179,14 @@ def test_configurations_whose_archives_have_one_name(root, tmp_path):
     brought = tmp_path / "brought"
     for name, archive in ALPHABETS.items():
         chosen = dataset(f"alphabets/{name}", downloads=brought)
-        place = brought / f"alphabets-{name}" / name / "tiny.gz"
-        assert f"http://127.0.0.1:1/{name}/tiny.gz as {place}" in message_of(chosen)
+        place = brought / "alphabets" / name / "tiny.gz"
+        refuse_early(chosen)
+        assert "missing archives (1), and 127.0.0.1:1 cannot be reached" in (message := message_of(chosen))
+        assert message.endswith(f"and bring http://127.0.0.1:1/{name}/tiny.gz as {place}")
         place.parent.mkdir(parents=True)
         place.write_bytes(archive)
         manifest = download(chosen)
-        assert (manifest.name, manifest.folder) == (f"alphabets-{name}", f"data/alphabets-{name}/raw")
+        assert (manifest.name, manifest.folder) == (f"alphabets.{name}", f"data/alphabets.{name}/raw")
         assert [path.name for path in (root / manifest.folder / "alphabets").glob("[!.]*")] == [name]
     assert not (root / "data/alphabets").exists()
 

@@ -236,7 +236,8 @@ def test_standard_input_is_what_it_looks_like():
 
 
 def test_files_of_images_lie_in_folders_too_and_are_read_in_their_order():
-    for path in ("b/2.png", "b/a/1.png", "b/.hidden/3.png", "b/Thumbs.db", "b/.4.png", "NA"):
+    by_products = ("@eaDir/2.png/M.jpg", "__MACOSX/._2.png", ".hidden/3.png", "Thumbs.db", "desktop.ini", "a/._1.png")
+    for path in ("b/2.png", "b/a/1.png", *(f"b/{name}" for name in by_products), "NA"):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_bytes(b"")
     parts = read(IMAGES, "NA", "b", "b/2.png", part_rows=2)

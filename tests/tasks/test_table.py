@@ -714,13 +714,12 @@ def test_images_are_paths_beside_the_table(source):
     assert photo.mean == pytest.approx(train.mean((0, 1, 2)))
 
 
-def test_images_of_many_sizes_want_one(source):
+def test_images_of_many_sizes_get_the_median(source, capsys):
     frame = pets(source)
     Image.new("L", (60, 40)).save(source / frame["photo"][3])
     path = write(frame, source / "own.csv")
-    assert "dataset.image_size = null: the images of own differ in size, from 4 x 6 to 40 x 60" in message_of(
-        path, target="pet"
-    )
+    assert prepare(path, target="pet").features["photo"].shape == (8, 8, 3)
+    assert "the images of own differ in size, from 4 x 6 to 40 x 60" in capsys.readouterr().err
     prepared = prepare(path, target="pet", image_size=[2, 3])
     assert prepared.features["photo"].shape == (2, 3, 3)
 

@@ -542,7 +542,7 @@ def test_data_add_says_where_a_column_of_tfds_is_written(project):
 @pytest.mark.parametrize(
     "name",
     [
-        *("wine_quality-red", "titanic", "diamonds", "penguins-simple", "forest_fires", "criteo", "hillstrom", "radon"),
+        *("wine_quality.red", "titanic", "diamonds", "penguins.simple", "forest_fires", "criteo", "hillstrom", "radon"),
         *("german_credit_numeric", "iris", "pet_finder", "simpte", "lfw", "bee_dataset", "places365_small"),
     ],
 )

@@ -28,7 +28,7 @@ TEST_SHARE = 0.2
 def find_builder(folder_name: str, own: str | None = None) -> tuple[Any, str | None]:
     """Return the ``tfds.core.DatasetBuilder`` class that a name stands for, and the configuration in it, or None.
 
-    The user's own builder comes first, then a file of this folder. ``cmaterdb-bangla`` is the configuration ``bangla``
+    The user's own builder comes first, then a file of this folder. ``cmaterdb.bangla`` is the configuration ``bangla``
     of ``cmaterdb``.
 
     Args:
@@ -40,7 +40,7 @@ def find_builder(folder_name: str, own: str | None = None) -> tuple[Any, str | N
     """
     import tensorflow_datasets as tfds
 
-    name, _, configuration = folder_name.partition("-")
+    name, configuration = config.split_folder_name(folder_name)
     if own := own or _own_builder(folder_name):
         kind = own_code.load(own, "dataset.name")
         if not (isinstance(kind, type) and issubclass(kind, tfds.core.DatasetBuilder)):

@@ -2,21 +2,23 @@
 
 import math
 import os
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from tasks import config
 from tasks.data.kinds import Block, Examples, Metadata, split_rows
+from tasks.data.source_files import is_by_product
 from tasks.records import Feature, HeldOut, Target
-from tasks.system.errors import UserError, cut, one_of
+from tasks.system.errors import UserError, cut, listed, one_of
 from tasks.system.files import DAMAGED_FILE
 
 NAMES = {"train": ("x_train", "y_train"), "validation": ("x_val", "y_val"), "test": ("x_test", "y_test")}
@@ -29,6 +31,8 @@ WANTED = {
 """What an array of metadata of each kind has, in words and as NumPy calls it."""
 CHUNK_BYTES = 8 * 2**20
 MAX_CLASSES = 100_000
+MAX_FRACTION_CLASSES = 20
+"""Whole numbers that are stored as fractions (0.0, 1.0) are classes if no more of them differ, as in a table."""
 CHANNELS = (1, 3, 4)
 
 
@@ -61,10 +65,10 @@ def examples(dataset: config.Arrays) -> Examples:
     """Return what lies in `x_train` and `y_train` (and `x_val`, `y_val`, `x_test`, `y_test`), or in `x` and `y`.
 
     `x` is uint8 (n, height, width) or (n, height, width, channels): images; or any real dtype (n, k): k numbers. `y` is
-    (n,) of classes, whole numbers from 0 on or words, which are counted in the order of the alphabet; (n, k) of 0 and
-    1, which are k labels, or one class where each row has a single 1; or float (n,) or (n, k): the numbers of a
-    regression. ``dataset.task`` says so where it is meant otherwise. What ``dataset.metadata`` names lies beside them,
-    one value an example. Objects, which NumPy would unpickle, are never read.
+    (n,) of classes, whole numbers or words, each as it is written; (n, k) of 0 and 1, which are k labels, or one class
+    where each row has a single 1; or fractions (n,) or (n, k): the numbers of a regression. ``dataset.task`` says so
+    where it is meant otherwise. What ``dataset.metadata`` names lies beside them, one value an example. Objects, which
+    NumPy would unpickle, are never read.
 
     Raises:
         UserError: no such arrays, or of another dtype, shape or number of examples than they must have.
@@ -215,7 +219,7 @@ def _blocks(
 def _members(source: Path) -> dict[str, _StoredArray]:
     """Return the arrays of a file or folder by name; only their headers are read."""
     if source.is_dir():
-        names = sorted(path.stem for path in source.glob("*.npy"))
+        names = sorted(path.stem for path in source.glob("*.npy") if not is_by_product(path.name))
     else:
         try:
             with zipfile.ZipFile(source) as archive:
@@ -299,11 +303,11 @@ def _target(dataset: config.Arrays, found: dict[str, npt.NDArray[Any]]) -> tuple
     is_binary = every.dtype.kind in "iufb" and bool(np.isin(every, (0, 1)).all())
     is_one_hot = width > 1 and is_binary and bool((every.sum(1) == 1).all())
     task = dataset.task
-    if task == "auto":
-        if width == 1 or is_one_hot:
-            task = "classification" if is_one_hot or every.dtype.kind != "f" else "regression"
-        else:
-            task = "multilabel" if is_binary else "regression"
+    if task == "auto" and width == 1 and every.dtype.kind == "f":
+        task = _task_of_fractions(dataset, every)
+    elif task == "auto":
+        is_of_classes = width == 1 or is_one_hot
+        task = "classification" if is_of_classes else "multilabel" if is_binary else "regression"
     refused = f"dataset.source = '{dataset.source}', dataset.task = '{dataset.task}': the labels are {every.dtype}"
     if task == "regression" and every.dtype.kind in "iufb" and width:
         if not np.isfinite(every).all():
@@ -320,10 +324,11 @@ def _target(dataset: config.Arrays, found: dict[str, npt.NDArray[Any]]) -> tuple
         return Target.of_classes(map(str, range(width))), {
             split: own.argmax(1).astype(np.int64) for split, own in found.items()
         }
-    if task != "classification" or width != 1 or every.dtype.kind not in "iuUb":
+    is_whole = every.dtype.kind in "iub" or (every.dtype.kind == "f" and _are_whole(every))
+    if task != "classification" or width != 1 or not (is_whole or every.dtype.kind == "U"):
         raise UserError(
-            f"{refused} (n, {width}). Wanted: classes (n,), whole numbers from 0 on, or words; 0 and 1 (n, labels); "
-            "or, for a regression, numbers (n,) or (n, k)"
+            f"{refused} (n, {width}). Wanted: classes (n,), whole numbers or words; 0 and 1 (n, labels); or, for a "
+            "regression, numbers (n,) or (n, k)"
         )
     names, numbers = _classes(dataset, every)
     if numbers.min() == numbers.max():
@@ -333,15 +338,35 @@ def _target(dataset: config.Arrays, found: dict[str, npt.NDArray[Any]]) -> tuple
     return Target.of_classes(names), dict(zip(found, np.split(numbers, ends), strict=True))
 
 
+def _task_of_fractions(dataset: config.Arrays, labels: npt.NDArray[Any]) -> Literal["classification", "regression"]:
+    """Return what is learnt of fractions, and print it where these are few whole numbers."""
+    values = np.unique(labels)
+    if len(values) > min(MAX_FRACTION_CLASSES, len(labels) / 2) or not _are_whole(values):
+        return "regression"
+    print(
+        f"the labels of {dataset.name} are {labels.dtype}, and {len(values)} whole numbers: they are taken for classes "
+        f"({listed([f'{value:.0f}' for value in values], 3)}). --set dataset.task=regression says otherwise",
+        file=sys.stderr,
+    )
+    return "classification"
+
+
+def _are_whole(numbers: npt.NDArray[Any]) -> bool:
+    return bool((np.isfinite(numbers) & (numbers == np.rint(numbers))).all())
+
+
 def _classes(dataset: config.Arrays, labels: npt.NDArray[Any]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
-    """Return the names of the classes, and the class of each example, int64 (n,)."""
+    """Return the names of the classes, as they are written, and the class of each example, int64 (n,)."""
+    values, places = np.unique(labels, return_inverse=True)
+    numbers = places.ravel().astype(np.int64)
     if labels.dtype.kind == "U":
-        names, places = np.unique(labels, return_inverse=True)
-        return tuple(map(str, names)), places.ravel().astype(np.int64)
-    lowest, highest = int(labels.min()), int(labels.max())
-    if lowest < 0 or highest >= MAX_CLASSES:
+        return tuple(map(str, values)), numbers
+    lowest, highest = int(values[0]), int(values[-1])
+    # -1 is how many write that there is no class; -1 and 1 alone are two classes.
+    if (lowest < 0 and values.tolist() != [-1, 1]) or len(values) > MAX_CLASSES:
         raise UserError(
             f"dataset.source = '{dataset.source}': the labels go from {lowest} to {highest}: classes are whole numbers "
-            f"from 0 on, less than {MAX_CLASSES:,}. Give dataset.task=regression where they are numbers to be learnt"
+            f"from 0 on, or -1 and 1, and at most {MAX_CLASSES:,}. Leave out what has no class, write classes as "
+            "words, or give dataset.task=regression where these are numbers to be learnt"
         )
-    return tuple(map(str, range(highest + 1))), labels.ravel().astype(np.int64)
+    return tuple(str(int(value)) for value in values), numbers

@@ -1,11 +1,16 @@
 """A folder of images: FOLDER/<class>/*, or FOLDER/<split>/<class>/*; images in deeper folders belong to the class."""
 
+import json
+import math
+import mimetypes
 import os
+import re
+import shlex
 import statistics
 import sys
 import unicodedata
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +19,25 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from tasks import config
+from tasks.data import source_files
 from tasks.data.encoding import FORMATS, ORIENTATION, decode_picture, open_picture
 from tasks.data.kinds import SPLITS, Block, Examples, Metadata, split_rows
-from tasks.data.source_files import tables_hint
 from tasks.records import Feature, HeldOut, Target
 from tasks.system import background, machine
-from tasks.system.errors import UserError, listed
+from tasks.system.errors import UserError, listed, one_of
 
-MAX_SIDE = 224
-"""The larger side of the size that a message proposes where sizes differ: that of most pretrained models."""
+SPLIT_WORDS = {
+    "train": "train|training",
+    "validation": "val|valid|validation|dev",
+    "test": "test|testing|hold[ _-]?out",
+}
+"""Regular expressions of the words that mean a split in a folder's name, in small letters."""
+MOST_SPLITS = 12
+"""More folders than that are no splits: the folds of a cross-validation are rarely more than ten."""
+ALLOWED = "Allowed: FOLDER/<class>/*, or FOLDER/<split>/<class>/* with the splits train, validation, test"
+IF_CLASSES = "If they are classes, with all that lies in them: --set dataset.splits={}"
+MAX_SIDE, STEP = 224, 8
+"""Where sizes differ, the larger side is at most that of most pretrained models, and each divides by the step."""
 CHUNK_BYTES = 4 * 2**20
 
 
@@ -36,30 +51,45 @@ class Header:
     is_grey: bool
 
 
+def guess(dataset: config.ImageFolder) -> tuple[config.ImageFolder, list[str]]:
+    """Return the dataset with what its folders say of splits and of the size of its images, and lines that tell it.
+
+    Raises:
+        UserError: no such folder, no classes, or folders that may be splits or classes.
+    """
+    # A pipe among the images would be waited for.
+    source_files.refuse_unreadable(dataset.source, config.project_root())
+    splits, line = _splits(dataset, _source(dataset))
+    lines = []
+    if line and dataset.splits is None:
+        lines.append(line)
+        dataset = dataset.model_copy(update={"splits": splits})
+    if dataset.image_size is None:
+        headers = [header for own in _scan(dataset).images.values() for header in own]
+        if len({header.size for header in headers}) > 1:
+            size, line = _median_size(dataset.name, headers)
+            dataset = dataset.model_copy(update={"image_size": size})
+            lines.append(line)
+    return dataset, lines
+
+
 def examples(dataset: config.ImageFolder) -> Examples:
     """Return the images of a folder, class by class, each class in the order of its paths.
 
     Images are turned as their EXIF says, laid on white where they are transparent, brought to 8 bits, and resized
-    (bilinear, antialiased, without keeping the aspect ratio) where ``image_size`` says so. They have one channel where
-    all are grey, else three. Hidden files and Windows' Thumbs.db do not count.
-    The folders below a class that ``folders`` names are kept beside the test examples.
+    (bilinear, antialiased, without keeping the aspect ratio) to ``image_size``, or to the median size where theirs
+    differ. They have one channel where all are grey, else three. What ``source_files.is_by_product`` names does not
+    count. The folders below a class that ``folders`` names are kept beside the test examples.
 
     Raises:
-        UserError: no such folder, no classes, a class with one image, classes that differ between splits, images of
-            different sizes and no ``image_size``, fewer folders than ``folders`` names, or damaged images.
+        UserError: no such folder, no classes, a class with one image, classes that differ between splits, folders that
+            may be splits or classes, fewer folders than ``folders`` names, or damaged images.
     """
-    source = config.project_root() / dataset.source
-    by_split = _find(source)
-    names = tuple(sorted(next(iter(by_split.values()))))
-    broken: dict[Path, str] = {}
-    images: dict[str, list[Header]] = {}
-    labels: dict[str, npt.NDArray[np.int64]] = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        for split, classes in by_split.items():
-            own = [[header for path in classes[name] if (header := read_header(path, broken))] for name in names]
-            images[split] = [header for of_class in own for header in of_class]
-            labels[split] = np.repeat(np.arange(len(names)), [len(of_class) for of_class in own])
+    source = _source(dataset)
+    scanned = _scan(dataset)
+    if scanned.line:
+        print(scanned.line, file=sys.stderr)
+    names, images, labels, broken = scanned.names, scanned.images, scanned.labels, scanned.broken
     every = [header for split in images.values() for header in split]
     if broken and dataset.on_broken == "stop":
         decode_rest(every, dataset.image_size, broken)
@@ -74,11 +104,16 @@ def examples(dataset: config.ImageFolder) -> Examples:
         labels |= {split: labels["train"][chosen] for split, chosen in rows.items()}
         held_out = HeldOut(num_examples=len(rows["test"]), seed=dataset.seed)
 
-    depth = 0
-    if dataset.folders:
-        depth = _depth(
-            dataset,
-            {one.path: names[at] for split in images for one, at in zip(images[split], labels[split], strict=True)},
+    def below(header: Header) -> tuple[str, ...]:
+        """Return the names of the folders between a class and an image, spelled as those of classes."""
+        root = next(root for root in scanned.roots if Path(header.path).is_relative_to(root))
+        parts = Path(header.path).relative_to(root).parent.parts[1:]
+        return tuple(unicodedata.normalize("NFC", name) for name in parts)
+
+    if dataset.folders and (deepest := max(len(below(header)) for header in every)) < len(dataset.folders):
+        raise UserError(
+            f"dataset.folders = {list(dataset.folders)}: between a class and its images in dataset.source = "
+            f"'{dataset.source}' there are at most {deepest} folders. Name as many, or none"
         )
     left_out: dict[Path, str] = {}
 
@@ -96,9 +131,9 @@ def examples(dataset: config.ImageFolder) -> Examples:
         return Path(whole(split)[row].path).relative_to(source).as_posix()
 
     def metadata_of(split: str) -> dict[str, Metadata]:
-        below = [_folders_of(header.path, source)[depth:] for header in whole(split)]
+        folders_of = [below(header) for header in whole(split)]
         return {
-            name: Metadata("category", [folders[place] if place < len(folders) else None for folders in below])
+            name: Metadata("category", [folders[place] if place < len(folders) else None for folders in folders_of])
             for place, name in enumerate(dataset.folders)
         }
 
@@ -116,100 +151,177 @@ def examples(dataset: config.ImageFolder) -> Examples:
     )
 
 
-def _folders_of(path: str, source: Path) -> tuple[str, ...]:
-    """Return the names of the folders of an image, from the source down, spelled as those of classes."""
-    return tuple(unicodedata.normalize("NFC", name) for name in Path(path).relative_to(source).parent.parts)
-
-
-def _depth(dataset: config.ImageFolder, classes: Mapping[str, str]) -> int:
-    """Return the depth of the folders of classes: 1, or 2 below splits.
-
-    Args:
-        dataset: ``folders`` names the folders below.
-        classes: the class of each image, by its path.
-
-    Raises:
-        UserError: no image lies that many folders below its class.
-    """
+def _source(dataset: config.ImageFolder) -> Path:
     source = config.project_root() / dataset.source
-    folders = {path: _folders_of(path, source) for path in classes}
-    # A split has two classes or more, of which one at least is not called as the split is.
-    depth = 1 if all(folders[path][0] == name for path, name in classes.items()) else 2
-    deepest = max(map(len, folders.values())) - depth
-    if deepest < len(dataset.folders):
-        raise UserError(
-            f"dataset.folders = {list(dataset.folders)}: between a class and its images in dataset.source = "
-            f"'{dataset.source}' there are at most {deepest} folders. Name as many, or none"
-        )
-    return depth
-
-
-def _find(source: Path) -> dict[str, dict[str, list[str]]]:
-    """Return the files of each class of each split; one split, ``train``, where the folder has none.
-
-    A single folder may be a class (bus, car, train). It is the split ``train`` if it has that name and two or more
-    folders in it.
-    """
     if not source.is_dir():
         raise UserError(f"dataset.source = '{source}': no such folder")
-    folders = _folders(source)
-    as_splits = {folder: SPLITS[folder.name.lower()] for folder in folders if folder.name.lower() in SPLITS}
-    if len(as_splits) == len(folders) == 1 and "train" in as_splits.values() and len(_folders(folders[0])) > 1:
-        found = {"train": _classes(folders[0])}
-    elif len(as_splits) > 1:
-        allowed = "Allowed: FOLDER/<class>/*, or FOLDER/<split>/<class>/* with the splits train, validation, test"
-        if others := [folder.name for folder in folders if folder not in as_splits]:
-            raise UserError(
-                f"dataset.source = '{source}': '{others[0]}' is no split, and lies beside folders that are. {allowed}"
-            )
-        if "train" not in as_splits.values():
-            raise UserError(f"dataset.source = '{source}': it has splits, and no folder 'train'. {allowed}")
-        if len(set(as_splits.values())) < len(folders):
-            names = ", ".join(folder.name for folder in folders)
-            raise UserError(f"dataset.source = '{source}': of {names} two are one split. Keep one. {allowed}")
-        found = {split: _classes(folder) for folder, split in as_splits.items()}
-        for split, classes in found.items():
-            if different := sorted(classes.keys() ^ found["train"].keys()):
-                raise UserError(
-                    f"dataset.source = '{source}': the classes of '{split}' are not those of 'train': "
-                    f"{listed(different)} {'is' if len(different) == 1 else 'are'} in one of them only. "
-                    "Give both the same folders"
-                )
-    else:
-        found = {"train": _classes(source)}
+    return source
+
+
+@dataclass(frozen=True)
+class _Scanned:
+    """What a folder holds, of which only the first bytes of each file were read."""
+
+    roots: list[Path]
+    """The folders of which each holds the folders of classes."""
+    names: tuple[str, ...]
+    """Of the classes."""
+    images: dict[str, list[Header]]
+    labels: dict[str, npt.NDArray[np.int64]]
+    """The class of each image of a split."""
+    broken: dict[Path, str]
+    line: str | None
+    """Says which folders were taken for splits by their names, or left out."""
+
+
+def _scan(dataset: config.ImageFolder) -> _Scanned:
+    """Return the images of each split; those of ``train`` alone where the folder has no splits.
+
+    Raises:
+        UserError: splits and classes that no model can be trained on.
+    """
+    source = _source(dataset)
+    splits, line = _splits(dataset, source)
+    roots = {_root_of_classes(folder): splits[_name(folder)] for folder in _folders(source) if _name(folder) in splits}
+    roots = roots or {source: "train"}
+    found: dict[str, dict[str, list[str]]] = {}
+    for root, split in sorted(roots.items(), key=lambda one: one[1]):
+        of_split = found.setdefault(split, {})
+        for name, paths in _classes(root).items():
+            of_split[name] = of_split.get(name, []) + paths
     for split, classes in found.items():
+        if different := sorted(classes.keys() ^ found["train"].keys()):
+            others = {name: own for name, own in splits.items() if own != split}
+            raise UserError(
+                f"dataset.source = '{source}': the classes of '{split}' are not those of 'train': "
+                f"{listed(different)} {'is' if len(different) == 1 else 'are'} in one of them only. "
+                f"Give both the same folders, or leave '{split}' out: {_as_setting(others)}. {IF_CLASSES}"
+            )
         if len(classes) < 2:
-            has = ", ".join(classes) or "none"
             raise UserError(
                 f"dataset.source = '{source}': '{split}' needs a folder for each of two classes or more, and has "
-                f"{has}. Allowed: FOLDER/<class>/*, or FOLDER/<split>/<class>/* with the splits train, validation, test"
-                f"{tables_hint(source)}"
+                f"{', '.join(classes) or 'none'}. {ALLOWED}{source_files.tables_hint(source)}"
             )
-        for name, paths in classes.items():
-            if not paths:
-                raise UserError(f"dataset.source = '{source}': the class '{name}' of '{split}' has no files")
-    return dict(sorted(found.items()))
+        if empty := [name for name, paths in classes.items() if not paths]:
+            raise UserError(f"dataset.source = '{source}': the class '{empty[0]}' of '{split}' has no files")
+    names = tuple(sorted(found["train"]))
+    broken: dict[Path, str] = {}
+    images, labels = {}, {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        for split, classes in found.items():
+            own = [[header for path in classes[name] if (header := read_header(path, broken))] for name in names]
+            images[split] = [header for of_class in own for header in of_class]
+            labels[split] = np.repeat(np.arange(len(names)), [len(of_class) for of_class in own])
+    return _Scanned(list(roots), names, images, labels, broken, line)
+
+
+def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], str | None]:
+    """Return the split of each folder that is one, by its name, and a line that says what is not obvious of it.
+
+    A class may be called train, test_tube or Valley. Two folders called as splits are (``SPLITS``) are splits, others
+    if they have classes in common. A single one is the split ``train`` if two or more folders are in it.
+
+    Raises:
+        UserError: ``splits`` names what is not there, folders may be splits or classes, or one of several is no split.
+    """
+    folders = {_name(folder): folder for folder in _folders(source)}
+    where = f"dataset.source = '{dataset.source}'"
+    if dataset.splits is not None:
+        if absent := [name for name in dataset.splits if name not in folders]:
+            raise UserError(f"{where}, dataset.splits: {one_of('folder', absent[0], folders)}")
+        if dataset.splits and "train" not in dataset.splits.values():
+            raise UserError(f"{where}, dataset.splits = {dataset.splits}: no folder is train. Say which one is")
+        others = [name for name in folders if dataset.splits and name not in dataset.splits]
+        line = f"left out, as dataset.splits does not name it: {listed(others)}" if others else None
+        return dict(dataset.splits), line
+
+    inside = {name: _classes_in(folder) for name, folder in folders.items()}
+    named = {name: split for name in folders if (split := _split_by_name(name)) is not None}
+    usual = {name for name in named if name.lower() in SPLITS}
+    within = [inside[name] for name in named]
+    if len(usual) > 1 or (len(named) > 1 and set.intersection(*within) and len(set.union(*within)) > 1):
+        found = set(named.values())
+        wrong = None
+        if others := [name for name in folders if name not in named]:
+            wrong = f"'{others[0]}' is no split, and lies beside folders that are"
+        elif "train" not in found:
+            wrong = "it has splits, and no folder 'train'"
+        elif len(found) < len(named):
+            wrong = f"of {', '.join(named)} two are one split. Keep one"
+        if wrong:
+            raise UserError(f"{where}: {wrong}. {ALLOWED}; or say what each is: {_as_splits(named)}. {IF_CLASSES}")
+        told = ", ".join(f"{name} is {split}" for name, split in named.items())
+        line = f"splits by the names of folders: {told} (dataset.splits says otherwise)"
+        return named, None if len(usual) == len(named) else line
+    if len(folders) == 1 and "train" in named.values():
+        (only,) = folders.values()
+        return named if len(_folders(_root_of_classes(only))) > 1 else {}, None
+    shared = set.intersection(*inside.values()) if 1 < len(folders) <= MOST_SPLITS else set()
+    if len(shared) > 1 and not dataset.folders and (named or all(own == shared for own in inside.values())):
+        same = f"{listed(list(folders), 5)} have the same folders in them ({listed(sorted(shared), 3)})"
+        if all(map(_split_by_name, shared)):
+            raise UserError(f"{where}: {same}, which look like splits of each class. {ALLOWED}. {IF_CLASSES}")
+        ways = f"If they are splits, say what each is: {_as_splits(folders)}. {IF_CLASSES}"
+        raise UserError(f"{where}: {same}, and may be splits or classes. {ways}")
+    return {}, None
+
+
+def _as_splits(folders: Iterable[str]) -> str:
+    """Return a setting that says which folder is which split, for a message."""
+    named = {name: _split_by_name(name) for name in folders}
+    rest = iter([split for split in ("train", "test", "validation") if split not in named.values()])
+    return _as_setting({name: split or next(rest, "train") for name, split in named.items()})
+
+
+def _as_setting(splits: Mapping[str, str]) -> str:
+    return f"--set {shlex.quote(f'dataset.splits={json.dumps(splits, ensure_ascii=False)}')}"
+
+
+def _split_by_name(name: str) -> str | None:
+    """Return the split that a folder's name means: Training, seg_train, val-2024, TestImages; None for any other."""
+    words = re.sub("(?<=[a-z])(?=[A-Z])|(?=[A-Z][a-z])", " ", name).lower()
+    found = [
+        split
+        for split, own in SPLIT_WORDS.items()
+        if re.search(rf"(?<![a-z])({own})(set|data|images)?(?![a-z])", words)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _name(folder: Path) -> str:
+    """Return a folder's name. macOS may store é as e and an accent: they are one."""
+    return unicodedata.normalize("NFC", folder.name)
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Return the folders in a folder, sorted; without hidden ones, and without those that macOS puts into archives."""
-    found = (path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__MACOSX")))
-    return sorted(found)
+    """Return the folders in a folder, sorted."""
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not source_files.is_by_product(path.name))
+
+
+def _root_of_classes(split: Path) -> Path:
+    """Return the folder that holds the classes of a split: archives unpack as seg_train/seg_train."""
+    inner = _folders(split)
+    return inner[0] if [_name(one) for one in inner] == [_name(split)] else split
+
+
+def _classes_in(folder: Path) -> set[str]:
+    """Return what the classes would be if the folder were a split; none where images lie beside its folders."""
+    root = _root_of_classes(folder)
+    files = (path.name for path in root.iterdir() if not source_files.is_by_product(path.name))
+    if any((mimetypes.guess_type(name, strict=False)[0] or "").startswith("image/") for name in files):
+        return set()
+    return {_name(one) for one in _folders(root)}
 
 
 def _classes(folder: Path) -> dict[str, list[str]]:
-    """Return the paths of the files of each class, sorted.
-
-    macOS may store é as e and an accent: names are normalised, so it is the same class.
-    """
+    """Return the paths of the files of each class, sorted."""
     found: dict[str, list[str]] = {}
     for own in _folders(folder):
-        name = unicodedata.normalize("NFC", own.name)
-        found.setdefault(name, [])
+        paths = found.setdefault(_name(own), [])
         for place, folders, names in os.walk(own):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            wanted = (name for name in sorted(names) if not name.startswith(".") and name != "Thumbs.db")
-            found[name] += [os.path.join(place, name) for name in wanted]
+            folders[:] = sorted(name for name in folders if not source_files.is_by_product(name))
+            paths += [os.path.join(place, name) for name in sorted(names) if not source_files.is_by_product(name)]
     return found
 
 
@@ -262,25 +374,31 @@ def _refuse_broken(dataset: config.ImageFolder, broken: dict[Path, str]) -> None
 
 
 def common_size(dataset: config.ImageFolder | config.Table, headers: Sequence[Header]) -> tuple[int, int]:
-    """Return height and width of the images of a dataset.
-
-    Raises:
-        UserError: sizes differ, and ``image_size`` is not given.
-    """
+    """Return height and width that all images of a dataset get; print them where the images say it, and differ."""
     if dataset.image_size is not None:
         return dataset.image_size
-    sizes = {header.size for header in headers}
-    if len(sizes) == 1:
+    if len(sizes := {header.size for header in headers}) == 1:
         return sizes.pop()
+    size, line = _median_size(dataset.name, headers)
+    print(line, file=sys.stderr)
+    return size
+
+
+def _median_size(name: str, headers: Sequence[Header]) -> tuple[tuple[int, int], str]:
+    """Return the median height and width, smaller where it is larger than ``MAX_SIDE``, and a line that tells it."""
     height, width = (statistics.median_low(header.size[side] for header in headers) for side in (0, 1))
     smaller = min(1.0, MAX_SIDE / max(height, width))
-    proposed = [max(1, round(side * smaller)) for side in (height, width)]
-    (low, high) = (min(sizes, key=lambda size: size[0] * size[1]), max(sizes, key=lambda size: size[0] * size[1]))
-    raise UserError(
-        f"dataset.image_size = null: the images of {dataset.name} differ in size, from {low[0]} x {low[1]} to "
-        f"{high[0]} x {high[1]} (height x width; the median is {height} x {width}). Give "
-        f"--set dataset.image_size=[{proposed[0]},{proposed[1]}], or another size"
+    size = max(STEP, _rounded(height * smaller)), max(STEP, _rounded(width * smaller))
+    low, high = (pick((header.size for header in headers), key=math.prod) for pick in (min, max))
+    return size, (
+        f"the images of {name} differ in size, from {low[0]} x {low[1]} to {high[0]} x {high[1]} (height x width; the "
+        f"median is {height} x {width}): all are resized to {size[0]} x {size[1]}. --set dataset.image_size=[HEIGHT,"
+        "WIDTH] says otherwise"
     )
+
+
+def _rounded(side: float) -> int:
+    return int(side + STEP / 2) // STEP * STEP
 
 
 def _blocks(
