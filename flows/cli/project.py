@@ -81,14 +81,15 @@ def print_health(health: "Health") -> None:
     from rich.text import Text
 
     from tasks.records import LEVELS
+    from tasks.system.errors import printable
 
     rows: list[tuple[Text, ...]] = []
     colours = {"ok": "green", "warning": "yellow", "error": "red"}
     for finding in health.findings:
         level = Text(finding.level, style=colours[finding.level])
-        rows.append((level, Text(finding.check), Text(finding.text)))
+        rows.append((level, Text(finding.check), Text(printable(finding.text))))
         if finding.mend is not None:
-            rows.append((Text(), Text(), Text(f"-> {finding.mend}")))
+            rows.append((Text(), Text(), Text(printable(f"-> {finding.mend}"))))
     tables.print_table(("level", "check", "text"), rows, whole=("level", "check"), show_header=False)
     counts = Counter(finding.level for finding in health.findings)
     print(", ".join(f"{counts[level]} {level}" for level in reversed(LEVELS) if counts[level]))

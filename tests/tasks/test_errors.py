@@ -1,6 +1,17 @@
 import pytest
 
-from tasks.system.errors import Interrupted, Preempted, StratagemError, UserError, from_json, one_of, to_json
+from tasks.system.errors import (
+    Interrupted,
+    Preempted,
+    StratagemError,
+    UserError,
+    cut,
+    from_json,
+    listed,
+    one_of,
+    printable,
+    to_json,
+)
 
 
 @pytest.mark.parametrize(
@@ -17,6 +28,17 @@ def test_exit_codes(error, exit_code):
     assert isinstance(error, StratagemError)
     assert error.exit_code == exit_code
     assert StratagemError.exit_code == 1, "one error's exit code must not become the family's"
+
+
+def test_what_a_terminal_obeys_is_written_out():
+    odd, shown = "\x1b[31mr\u202eed\n\u200f\x9b\ud800", r"\x1b[31mr\u202eed\n\u200f\x9b\ud800"
+    assert printable(odd) == shown
+    assert printable(odd, keep="\n") == shown.replace(r"\n", "\n")
+    assert str(StratagemError(odd)) == shown
+    assert listed([odd, "b"]) == f"{shown}, b"
+    assert cut("a\x1b[1m") == r"a\x1b[1m"
+    for plain in ("$0 - $10", "a_b^c", "naïve 漢字", "مرحبا", "می\u200cخواهم", "👩\u200d🔬"):
+        assert printable(plain) == plain, "letters of any writing, and what joins them"
 
 
 class Damaged(UserError):

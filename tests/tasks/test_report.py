@@ -1,5 +1,6 @@
 import csv
 import json
+from xml.etree import ElementTree
 
 import matplotlib.image
 import numpy as np
@@ -183,6 +184,22 @@ def test_what_has_no_confusion_matrix_has_another_picture(tmp_path, task):
     assert picture == tmp_path / "predictions.png"
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert reports.predictions(of_classes, "title", tmp_path).name == "confusion_matrix.png"
+
+
+def test_names_are_drawn_as_they_are(tmp_path):
+    """Matplotlib takes what stands between two dollars for a formula; and one name must not take the room of all."""
+    names = ["$0 - $10", "$50_$100", "a_b^c", r"$\frac$", "L" * 251, "\x1b[31mr\u202eed"]
+    made = evaluation(np.eye(len(names), dtype=int), names)
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        matrix = reports.confusion_matrix(made, "a $5_$6 run", tmp_path / "matrix.svg").read_text()
+        labels = made.model_copy(update={"confusion_matrix": ()})
+        reports.predictions(labels, "t", tmp_path)
+    drawn = [element.text for element in ElementTree.fromstring(matrix).iter() if element.tag.endswith("text")]
+    for name in ("$0 - $10", "$50_$100", "a_b^c", r"$\frac$", r"\x1b[31mr\u202eed"):
+        assert drawn.count(name) == 2, "beside a row, and below a column"
+    assert "a $5_$6 run" in drawn
+    assert max(map(len, drawn)) <= 40
+    assert (tmp_path / "predictions.png").is_file()
 
 
 def test_metrics_are_nested_as_dvc_shows_them(tmp_path):

@@ -378,12 +378,13 @@ def test_the_page_is_whole_and_holds_all_that_it_shows(task):
 
 def test_what_a_user_named_is_text_and_no_element():
     labels, logits = made_up.classification()
-    run = made_up.run(labels, logits, class_names=("<script>alert(1)</script>", 'a"b', "c&d"))
+    run = made_up.run(labels, logits, class_names=("<script>alert(1)</script>", 'a"b', "c&d\x1b[1m\u202e"))
     (config.project_root() / run.folder / "report").mkdir()
     (config.project_root() / run.folder / "report" / "intended_use.txt").write_text("For <b>nobody</b>.")
     found = Parsed(page.write(run).page.read_text(encoding="utf-8"))
     assert {"script", "b"}.isdisjoint(tag for tag, _ in found.found)
     assert "<script>alert(1)</script>" in found.said
+    assert r"c&d\x1b[1m\u202e" in found.said
     assert "For <b>nobody</b>." in found.said
     assert "Left to you" not in found.said
 
