@@ -1,3 +1,4 @@
+import os
 import re
 import shutil
 import warnings
@@ -291,6 +292,22 @@ def test_a_wrong_recipe_gives_one_message(root, text, said):
 def test_a_recipe_that_is_not_text(root):
     (root / "recipes" / "binary.yaml").write_bytes(b"\xff\xfe\x00train")
     assert "binary.yaml: cannot be read" in message_of([], "binary", root)
+
+
+@pytest.mark.parametrize("place", ["params.yaml", "recipes/odd.yaml", "data/odd/params.yaml"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_what_is_no_file_is_refused_and_not_waited_for(root, monkeypatch, place, make):
+    for folder in (".dvc", "data/odd"):
+        (root / folder).mkdir(parents=True)
+    (root / place).unlink(missing_ok=True)
+    make(root / place)
+    monkeypatch.chdir(root)
+    read = {
+        "data/odd/params.yaml": lambda: config.read_description(root / "data" / "odd"),
+        "recipes/odd.yaml": lambda: config.load("odd"),
+    }
+    with pytest.raises(UserError, match=f"{place}.*(pipe|device).*no file"):
+        read.get(place, config.load)()
 
 
 def test_an_unknown_recipe_names_the_nearest(root):

@@ -773,6 +773,15 @@ def test_a_description_that_is_wrong_is_refused(values, message):
         config.describe({"kind": "image_folder", "name": "own", "source": "x", **values}, "data/own/params.yaml")
 
 
+def test_a_description_has_names_of_any_length():
+    name, path = "a name of a column that asks a whole question, " * 20, f"{'folder/' * 50}own.csv"
+    values = {"columns": {name: "number"}, "target": name, "metadata": {name: "category"}, "group": name}
+    described = config.describe({"kind": "table", "name": "own", "source": path, **values}, "data/own/params.yaml")
+    assert (described.target, list(described.columns), described.source) == ((name,), [name], path)
+    floors = config.load(overrides={"register.floors": {f"class: {name}": 0.5}}).register_.floors
+    assert floors == {f"class: {name}": 0.5}
+
+
 def test_a_source_that_dvc_or_the_dataset_itself_would_change_is_refused(project):
     for source, message in (
         ("${HOME}", "DVC reads"),

@@ -126,6 +126,27 @@ def test_a_recipe(project, look):
     assert look("settings")[0].startswith("recipes/mine.yaml: train.epochs")
 
 
+@pytest.mark.parametrize(
+    ("check", "place"),
+    [("settings", "params.yaml"), ("settings", "recipes/mine.yaml"), ("dvc", "data/digits/params.yaml"),
+     ("dvc", "data/digits/dvc.yaml")],
+)  # fmt: skip
+def test_a_pipe_in_the_place_of_a_file(project, look, check, place):
+    (project / place).unlink(missing_ok=True)
+    os.mkfifo(project / place)
+    text, _ = look(check)
+    assert Path(place).parts[0] in text
+    assert "no file" in text
+
+
+@pytest.mark.parametrize("line", ["data/", "/data/*", "dvc.yaml"])
+def test_data_that_git_ignores(project, look, line):
+    (project / ".gitignore").write_text(f"{line}\n")
+    text, mend = look("dvc")
+    assert text.startswith("git ignores data/digits/dvc.yaml, and DVC ")
+    assert mend.startswith("git check-ignore -v data/digits/dvc.yaml names the line")
+
+
 def test_devices(look, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     text, mend = look("devices")
@@ -255,13 +276,6 @@ def test_prefect(look, home):
     (home / "prefect.db").write_bytes(b"no database at all, but long enough to be looked at" * 100)
     (home / "prefect.db").chmod(0o600)
     assert "is no database of prefect" in look("prefect")[0]
-
-
-def test_network(look, monkeypatch):
-    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
-    monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    assert "no_proxy does not name 127.0.0.1" in look("network")[0]
 
 
 def test_a_port_that_is_taken_is_told(project, home):

@@ -138,7 +138,9 @@ def test_a_file_means_what_python_makes_of_it(other: str, same: bool) -> None:
     assert (lineage.meaning(other.encode()) == lineage.meaning(SOURCE.encode())) == same
 
 
-def test_a_damaged_memory_of_the_code_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_memory_of_the_code_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for folder in (".dvc", "tasks", "mlruns"):
         (tmp_path / folder).mkdir()
     (tmp_path / "params.yaml").touch()
@@ -149,10 +151,15 @@ def test_a_damaged_memory_of_the_code_is_made_again(tmp_path: Path, monkeypatch:
     digest = lineage.code_digest()
     cache = tmp_path / "mlruns" / "code.json"
     whole = cache.read_text()
-    for text in ("", "{", '{"by_bytes": {"x": 1}}', "[]"):
-        cache.write_text(text)
+    flipped = bytearray(whole.encode())
+    flipped[whole.rindex('",')] ^= 1  # Of a digest, which is none then, ...
+    other = whole.replace(whole.split('"')[5], "0" * 64)  # ... and another digest, which is one.
+    for content in (b"", b"{", b'{"by_bytes": {"x": 1}}', b"[]", b"\xff" + whole.encode(), flipped, other.encode()):
+        assert capsys.readouterr().err == ""
+        cache.write_bytes(content)
         assert lineage.code_digest() == digest
         assert cache.read_text() == whole
+        assert capsys.readouterr().err == f"{cache} is damaged: it is made anew\n"
 
 
 @pytest.mark.usefixtures("own_code")

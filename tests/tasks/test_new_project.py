@@ -163,6 +163,7 @@ def test_stages_depend_on_the_digests_of_their_code(made, code_in):
         "would run",
         "the installed package has other code than the one that made it",
     )
+    (folder / dataset_folder.PINS).write_bytes(b"\xff")  # Damaged.
     dataset_folder.pin_code("digits", made)
     changed = yaml.safe_load((folder / dataset_folder.PINS).read_text())
     before = yaml.safe_load(pins)
