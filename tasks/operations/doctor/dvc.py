@@ -81,11 +81,10 @@ def _look_at_state(folder: Path) -> Iterator[Remark]:
 
 def _look_at_data(root: Path) -> Iterator[Remark]:
     names = sorted(path.parent.name for path in (root / "data").glob("*/params.yaml"))
-    ignored = [f"data/{name}/dvc.yaml" for name in names or ["NAME"]]
-    ignored = [file for file in ignored if lineage.is_ignored(root / file, root)]
-    if ignored:
-        text = f"git ignores {listed(ignored, 3)}, and DVC makes no data by a file that git ignores"
-        yield Remark("error", text, f"git check-ignore -v {ignored[0]} names the line of .gitignore: take it away")
+    needed = (f"data/{name}/{file}" for name in names or ["NAME"] for file in ("dvc.yaml", "dvc.lock"))
+    if ignored := [file for file in needed if lineage.is_ignored(root / file, root)]:
+        text = f"git ignores {listed(ignored, 3)}, and DVC works by no file that git ignores"
+        yield Remark("error", text, f"git check-ignore -v {ignored[0]} shows the line of .gitignore: take it away")
     wrong = 0
     for name in names:
         folder = root / "data" / name
