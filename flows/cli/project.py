@@ -109,8 +109,14 @@ def recipes(json: Json = False) -> None:
 
 def _description(recipe: Path) -> str:
     """Return what a recipe's first comment says it is: all of its lines, up to the first command to type."""
+    from tasks.system import files
+
+    try:
+        text = files.read_text(recipe)
+    except (OSError, UnicodeDecodeError) as error:
+        return f"cannot be read ({error})"
     lines = []
-    for line in recipe.read_text(encoding="utf-8").splitlines():
+    for line in text.splitlines():
         said = line.removeprefix("#")
         if said == line or said.startswith("  ") or not said.strip():
             break

@@ -353,7 +353,7 @@ def _read_recipe(recipe: str, root: Path) -> dict[str, Any]:
         return read_yaml(known[recipe])
     # A name may be too long for a file.
     with contextlib.suppress(OSError, ValueError):
-        if Path(recipe).suffix in (".yaml", ".yml") and Path(recipe).is_file():
+        if Path(recipe).suffix in (".yaml", ".yml") and Path(recipe).exists():
             return read_yaml(Path(recipe))
     raise UserError(one_of("recipe", recipe, known) + ", or the path of a YAML file")
 

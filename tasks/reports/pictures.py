@@ -50,30 +50,27 @@ def _draw_labels(evaluation: EvaluationResult, title: str, path: Path) -> Path:
     return _saved(figure, path)
 
 
-def _figure(size: tuple[float, float], **options: Any) -> Any:
-    """Return a figure that shows all texts as they are: `$5 to $10` is a name, and no formula."""
-    # Here and not above: the tables are also printed by commands that answer in half a second.
-    from matplotlib import rcParams
-    from matplotlib.figure import Figure
-
-    rcParams["text.parse_math"] = False
-    return Figure(figsize=size, **options)
-
-
-def _wrapped(title: str, inches: float) -> str:
-    """Return a title in lines that fit a figure's width. Matplotlib's own way takes dollars for a formula again."""
-    return textwrap.fill(title, int(9 * inches))
-
-
 def _titled(size: tuple[float, float], title: str) -> tuple[Any, Any]:
     """Return a figure, and its axes under a title."""
-    figure = _figure(size, layout="constrained")
+    # Here and not above: the tables are also printed by commands that answer in half a second.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(_wrapped(title, size[0]))
     return figure, axes
 
 
+def _wrapped(title: str, inches: float) -> str:
+    """Return a title in lines that fit a figure's width. Matplotlib's own way takes dollars for a formula."""
+    return textwrap.fill(title, int(9 * inches))
+
+
 def _saved(figure: Any, path: Path) -> Path:
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # `$5 to $10` is a name, and no formula.
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return path
@@ -127,11 +124,12 @@ def reliability(accuracy: Sequence[float], means: str, title: str, path: Path) -
 
 def learning_curve(training: TrainingResult, title: str, path: Path) -> Path:
     """Draw the learning curves as a PNG: one panel per metric, one line per split."""
+    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     panels = training.curves
     # Margins by hand: a layout that measures the text takes twice as long to draw, at the end of every run.
-    figure = _figure((4.2 * len(panels), 3.6))
+    figure = Figure(figsize=(4.2 * len(panels), 3.6))
     figure.subplots_adjust(left=0.2 / len(panels), right=1 - 0.06 / len(panels), bottom=0.14, top=0.82, wspace=0.3)
     figure.suptitle(_wrapped(title, figure.get_figwidth()))
     for place, (metric, splits) in enumerate(panels.items(), start=1):
@@ -155,11 +153,13 @@ def augmented_examples(images: Any, augmentation: config.Augmentation, title: st
         title: of the picture.
         path: of the picture.
     """
+    from matplotlib.figure import Figure
+
     rows, columns, height, width, channels = images.shape
     shown = images[..., :3] if channels in (3, 4) else images[..., 0]
     tall, gap, top = height / width, 0.06, 0.85  # Beside a width of 1.
     right, bottom = columns + gap * columns + 0.25, rows * (tall + gap)
-    figure = _figure((1.1 * right, 1.1 * (bottom + top)), facecolor="white")
+    figure = Figure(figsize=(1.1 * right, 1.1 * (bottom + top)), facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     for row in range(rows):
         for column in range(columns):

@@ -294,7 +294,7 @@ def test_a_recipe_that_is_not_text(root):
     assert "binary.yaml: cannot be read" in message_of([], "binary", root)
 
 
-@pytest.mark.parametrize("place", ["params.yaml", "recipes/odd.yaml", "data/odd/params.yaml"])
+@pytest.mark.parametrize("place", ["params.yaml", "recipes/odd.yaml", "odd.yaml", "data/odd/params.yaml"])
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
 def test_what_is_no_file_is_refused_and_not_waited_for(root, monkeypatch, place, make):
     for folder in (".dvc", "data/odd"):
@@ -305,6 +305,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(root, monkeypatch, place,
     read = {
         "data/odd/params.yaml": lambda: config.read_description(root / "data" / "odd"),
         "recipes/odd.yaml": lambda: config.load("odd"),
+        "odd.yaml": lambda: config.load("odd.yaml"),
     }
     with pytest.raises(UserError, match=f"{place}.*(pipe|device).*no file"):
         read.get(place, config.load)()
