@@ -157,9 +157,8 @@ def load_model(model: str | Path | None = None, *, project: str | Path | None = 
 
 def main() -> None:
     """Run the command line; `python -m stratagem stage ...` is what DVC calls in a project without code of its own."""
-    if INSTALLED:
-        sys.path.insert(0, str(HERE))
-        os.environ.update(_environment())
+    sys.path.insert(0, str(HERE))
+    os.environ.update(_environment())
     if sys.argv[1:2] == ["stage"]:
         del sys.argv[1]
         from tasks.__main__ import main as run_stage
@@ -180,11 +179,11 @@ def __getattr__(name: str) -> Any:
 
 
 def _environment() -> dict[str, str]:
-    """Return what makes our code importable in a child process."""
+    """Return what makes our code importable in a child process, also beside a `tasks.py` in the project's folder."""
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    environment = {"PYTHONPATH": os.pathsep.join([str(HERE), *(one for one in path if one not in ("", str(HERE)))])}
-    # `python -m tasks` would find a module `tasks` in the project's folder first.
-    return environment | ({"PYTHONSAFEPATH": "1"} if INSTALLED else {})
+    path = [str(HERE), *(one for one in path if one not in ("", str(HERE)))]
+    # `python -m tasks` would look for `tasks`, and for all that it imports, in the project's folder first.
+    return {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
 
 
 def _absolute(path: str | Path) -> str:

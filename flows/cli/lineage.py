@@ -72,10 +72,12 @@ def _label(link: "Link", whole: bool = False) -> "Text":
     """Return what a tree says of a thing; digests in it whole, or as many letters of them as tell them apart."""
     from rich.text import Text
 
+    from tasks.system.errors import printable
+
     name = link.name if whole else tables.shorten_digest(link.name) if link.kind in DIGESTS else link.name
     facts = (text if what in PLAIN else f"{what} {tables.shorten_digest(text)}" for what, text in link.facts.items())
-    said = ", ".join(facts)
-    return Text.assemble((f"{link.kind} {name}", "bold"), f"\n{said}" if said else "", overflow="fold")
+    said = printable(", ".join(facts))
+    return Text.assemble((printable(f"{link.kind} {name}"), "bold"), f"\n{said}" if said else "", overflow="fold")
 
 
 def reproduce(

@@ -81,14 +81,15 @@ def print_health(health: "Health") -> None:
     from rich.text import Text
 
     from tasks.records import LEVELS
+    from tasks.system.errors import printable
 
     rows: list[tuple[Text, ...]] = []
     colours = {"ok": "green", "warning": "yellow", "error": "red"}
     for finding in health.findings:
         level = Text(finding.level, style=colours[finding.level])
-        rows.append((level, Text(finding.check), Text(finding.text)))
+        rows.append((level, Text(finding.check), Text(printable(finding.text))))
         if finding.mend is not None:
-            rows.append((Text(), Text(), Text(f"-> {finding.mend}")))
+            rows.append((Text(), Text(), Text(printable(f"-> {finding.mend}"))))
     tables.print_table(("level", "check", "text"), rows, whole=("level", "check"), show_header=False)
     counts = Counter(finding.level for finding in health.findings)
     print(", ".join(f"{counts[level]} {level}" for level in reversed(LEVELS) if counts[level]))
@@ -108,8 +109,14 @@ def recipes(json: Json = False) -> None:
 
 def _description(recipe: Path) -> str:
     """Return what a recipe's first comment says it is: all of its lines, up to the first command to type."""
+    from tasks.system import files
+
+    try:
+        text = files.read_text(recipe)
+    except (OSError, UnicodeDecodeError) as error:
+        return f"cannot be read ({error})"
     lines = []
-    for line in recipe.read_text(encoding="utf-8").splitlines():
+    for line in text.splitlines():
         said = line.removeprefix("#")
         if said == line or said.startswith("  ") or not said.strip():
             break

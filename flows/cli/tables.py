@@ -19,10 +19,17 @@ DIGEST = re.compile(r"[0-9a-f]{32,64}")
 
 
 def print_text(what: "RenderableType") -> None:
-    """Print text, or something of rich's, as it is: a message may hold [gpu:0], which is no colour."""
+    """Print text, or something of rich's, as it is: a message may hold [gpu:0] or :x:, no colour and no emoji."""
     from rich.console import Console
 
-    Console(highlight=False, markup=False).print(what)
+    Console(highlight=False, markup=False, emoji=False).print(_printable(what))
+
+
+def _printable(what: "RenderableType") -> "RenderableType":
+    """Return a text with what a terminal would obey written out; what is of rich's as it is."""
+    from tasks.system.errors import printable
+
+    return printable(what, keep="\n") if isinstance(what, str) else what
 
 
 def print_table(
@@ -50,14 +57,14 @@ def print_table(
     table = Table(show_header=show_header, box=None, padding=(0, gap, 0, 0), pad_edge=gap > 1)
     for heading in headings:
         table.add_column(
-            heading,
+            _printable(heading),
             justify="right" if heading in right else "left",
             vertical="bottom" if heading in bottom else "top",
             no_wrap=heading in whole,
             overflow="fold",
         )
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(_printable, row))
     print_text(table)
 
 

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from tasks.config.project import names_of
 from tasks.config.section import Count, Pixels, Section, Text, refusal
+from tasks.system import files
 from tasks.system.errors import UserError, one_of, shown
 
 
@@ -80,7 +81,7 @@ class TableColumn(Section):
 
 
 Metadata: TypeAlias = Annotated[
-    dict[Text, Literal["category", "number", "datetime"]], Field(exclude_if=lambda metadata: not metadata)
+    dict[str, Literal["category", "number", "datetime"]], Field(exclude_if=lambda metadata: not metadata)
 ]
 """What the values are that are kept beside the examples, by name."""
 
@@ -102,7 +103,7 @@ class Tfds(Description):
     """MODULE:CLASS of a builder of the user's own; null is one of TFDS or of tasks/data/builders/."""
     image_size: tuple[Pixels, Pixels] | None = None
     """Height and width that `prepare` resizes to; null keeps the dataset's own."""
-    columns: Annotated[dict[Text, TableColumn], BeforeValidator(_columns)] = Field(
+    columns: Annotated[dict[str, TableColumn], BeforeValidator(_columns)] = Field(
         default={}, exclude_if=lambda columns: not columns
     )
     """What a column is, if not what TFDS or its values say, where the builder's examples have columns."""
@@ -118,7 +119,7 @@ class Tfds(Description):
 class LocalDescription(Description):
     """A file or folder of the user's."""
 
-    source: Text
+    source: str
     """The file or folder that the examples are read from; a path that does not begin with `/` is one of the project."""
     test: Annotated[float, Field(gt=0, lt=1)] | Count = 0.2
     """The fraction or the number of the examples that become the test split, where the source has none."""
@@ -149,7 +150,7 @@ class ImageFolder(LocalDescription):
     all are classes; null goes by their names."""
     on_broken: Literal["stop", "skip"] = "stop"
     """What becomes of files that are no whole image: the end, with their names, or no example."""
-    folders: Annotated[tuple[Text, ...], Field(max_length=8, exclude_if=lambda folders: not folders)] = ()
+    folders: Annotated[tuple[str, ...], Field(max_length=8, exclude_if=lambda folders: not folders)] = ()
     """What the folders between a class and its images tell, from the class down: `[camera]` for CLASS/CAMERA/*. No
     model learns from them. Those of the test split are kept, as of a table's `metadata`."""
 
@@ -183,7 +184,7 @@ class Table(LocalDescription):
     """A table: CSV, TSV, JSON lines or Parquet."""
 
     kind: Literal["table"]
-    target: Annotated[tuple[Text, ...], BeforeValidator(_texts)] = ()
+    target: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ()
     """The column that a model learns to tell, or a list of several: of labels (0 or 1 each) or of numbers."""
     task: Literal["auto", "classification", "multilabel", "regression"] = "auto"
     """What is learnt; auto takes texts and few whole numbers for classes, other numbers for a regression, and several
@@ -191,18 +192,18 @@ class Table(LocalDescription):
     separator: Annotated[str, Field(min_length=1, max_length=10)] | None = None
     """What stands between the labels of an example where one target column holds several; brackets and quotes around
     them, as of a list of Python or JSON, do not count."""
-    columns: Annotated[dict[Text, TableColumn], BeforeValidator(_columns)] | None = None
+    columns: Annotated[dict[str, TableColumn], BeforeValidator(_columns)] | None = None
     """What each other column is; null guesses all of them."""
-    split_column: Text | None = None
+    split_column: str | None = None
     """The column that says train, validation or test; where it says no test, the training rows give it."""
-    group: Text | None = None
+    group: str | None = None
     """The column of which all rows of one value (a person, a device) are to be in one split."""
-    time: Text | None = None
+    time: str | None = None
     """The column by which rows are ordered: the newest become the test split."""
     metadata: Metadata = {}
     """Columns that no model learns from, and what their values are: those of the test split are kept, so that a run's
     report has slices by them, and `register.floors` and `register.ceilings` take these."""
-    weight: Text | None = None
+    weight: str | None = None
     """The column of how much a row counts in the training loss."""
     validation: Annotated[float, Field(gt=0, lt=1)] | Count | None = None
     """As `test`, of a validation split that `prepare` makes; null leaves it to `input.validation`, which knows neither
@@ -211,7 +212,7 @@ class Table(LocalDescription):
     """The most values of a category, or words of a text column, that have a place of their own: the most frequent."""
     text_length: Annotated[int, Field(gt=0, le=100_000)] | None = None
     """How many words of a text are taken; null takes what 95 of 100 texts of the training split have, at most 512."""
-    images: tuple[Text, ...] = ()
+    images: tuple[str, ...] = ()
     """The files and folders beside the table that its paths of images lead into. `data add` finds them, as DVC looks at
     them, too; add a dataset anew where they are others."""
     image_size: tuple[Pixels, Pixels] | None = None
@@ -312,8 +313,10 @@ def read_description(folder: Path) -> Any:
     """
     place = f"data/{folder.name}/params.yaml"
     try:
-        values = dict(yaml.safe_load((folder / "params.yaml").read_text(encoding="utf-8"))["dataset"])
-    except (OSError, RecursionError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        values = dict(yaml.safe_load(files.read_text(folder / "params.yaml"))["dataset"])
+    except OSError as error:
+        raise UserError(f"{place}: cannot be read ({error})") from None
+    except (RecursionError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{place} is there already, and does not say what dataset it is ({type(error).__name__}): mend it, or move "
             "it away, then run again"

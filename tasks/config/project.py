@@ -1,5 +1,6 @@
 """The project's folder, and what it and the code offer by name."""
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,7 @@ def project_root() -> Path:
     here = Path.cwd()
     for folder in (here, *here.parents, CODE):
         # A dataset's folder has a params.yaml and a dvc.yaml too.
-        if (folder / "params.yaml").is_file() and (folder / ".dvc").is_dir():
+        if os.path.lexists(folder / "params.yaml") and (folder / ".dvc").is_dir():
             return folder
     raise UserError(
         f"no project here: neither {here} nor a folder above it holds params.yaml and .dvc/. `stratagem init FOLDER` "

@@ -206,11 +206,11 @@ class Register(Section):
     before this alias moves: 0.01 is one point of accuracy. 0 takes any gain that chance does not explain."""
     confidence: Bookkeeping[Annotated[float, Field(ge=0.5, lt=1)]]
     """How sure it must be that the gain is no chance: 0.95 promotes 1 in 20 of the models that are no better."""
-    floors: Bookkeeping[dict[Text, Annotated[float, Field(ge=0, le=1)]]]
+    floors: Bookkeeping[dict[str, Annotated[float, Field(ge=0, le=1)]]]
     """What a part of the test split must have before `champion` moves: a class, or a label, the recall, {"3": 0.8} is
     0.8 of class 3; any other slice the share that is right, by the name that a run's report shows, {"colour: red":
     0.7}. {} is off. A regression has `register.ceilings`."""
-    ceilings: Bookkeeping[dict[Text, Annotated[float, Field(ge=0, le=MAX_FLOAT32)]]]
+    ceilings: Bookkeeping[dict[str, Annotated[float, Field(ge=0, le=MAX_FLOAT32)]]]
     """Of a regression: the greatest mean absolute error, in the target's own unit, that a slice of the test split may
     have before `champion` moves, by the name that a run's report shows: {"colour: red": 12.5}. {} is off."""
 

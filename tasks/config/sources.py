@@ -16,6 +16,7 @@ from tasks.config.schema import Settings, folder_name, kinds_of
 from tasks.config.section import WHOLE, fields_of, leaves, refusal
 from tasks.config.strategies import strategy_kinds
 from tasks.config.train import BATCH_SIZES
+from tasks.system import files
 from tasks.system.errors import UserError, cut, one_of, shown
 from tasks.system.network import holds_secret
 
@@ -285,8 +286,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         UserError: it cannot be read, is no YAML, or no mapping.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_TEXT + 1).decode()
+        text = files.read_text(path, MAX_TEXT + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
     values = _read_text(text, str(path))
@@ -353,7 +353,7 @@ def _read_recipe(recipe: str, root: Path) -> dict[str, Any]:
         return read_yaml(known[recipe])
     # A name may be too long for a file.
     with contextlib.suppress(OSError, ValueError):
-        if Path(recipe).suffix in (".yaml", ".yml") and Path(recipe).is_file():
+        if Path(recipe).suffix in (".yaml", ".yml") and Path(recipe).exists():
             return read_yaml(Path(recipe))
     raise UserError(one_of("recipe", recipe, known) + ", or the path of a YAML file")
 

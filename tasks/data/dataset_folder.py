@@ -266,7 +266,7 @@ def pin_code(name: str, root: Path) -> None:
 def has_pinned_code(name: str, root: Path) -> bool:
     """Return whether ``PINS`` holds the digests of the present code."""
     wanted, path = _pins_of_today(root / "data" / name), root / "data" / name / PINS
-    return wanted is None or (path.is_file() and path.read_text(encoding="utf-8") == wanted)
+    return wanted is None or (path.is_file() and path.read_bytes() == wanted.encode())
 
 
 def _refuse_files_of_the_users(folder: Path, wanted: dict[str, str]) -> None:

@@ -31,6 +31,10 @@ def load(name: str, key: str) -> Callable[..., Any]:
         sys.path.insert(0, root)
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise UserError(f"{key} = '{name}': write it as module:function, such as my_code:build")
+    first = module_name.partition(".")[0]
+    taken = getattr(sys.modules.get(first), "__file__", None) or root
+    if not Path(taken).is_relative_to(root) and (Path(root, first).is_dir() or Path(root, f"{first}.py").is_file()):
+        raise UserError(f"{key} = '{name}': the name {first} is that of {taken}: give your own module another name")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

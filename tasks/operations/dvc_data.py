@@ -14,7 +14,7 @@ from tasks.process import dvc
 from tasks.process.child import run_stage
 from tasks.records import PreparedDataset
 from tasks.runs import lineage
-from tasks.system.errors import UserError, listed
+from tasks.system.errors import UserError, listed, printable
 
 
 def prepare_data(settings: config.Settings, stage: str = "prepare", force: bool = False) -> PreparedDataset | None:
@@ -59,7 +59,7 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDat
     prepared = _bring_up_to_date(name, [*made, *locks] if made else [], root) or load_prepared(name)
     # Only now: if the data were refused, no folder would have what was guessed.
     for line in guessed:
-        print(line, file=sys.stderr)
+        print(printable(line, keep="\n"), file=sys.stderr)
     return prepared
 
 
@@ -121,13 +121,13 @@ def _bring_up_to_date(
 ) -> PreparedDataset | None:
     """Let DVC make what is not up to date; remove ``made``, the files of a new dataset, if nothing was fetched."""
     folder = root / "data" / name
-    prepared_data.set_foreign_aside(name)
-    if (source := dataset_folder.missing_source(name, root)) is not None:
-        return _without_source(name, source, force)
-    dataset_folder.pin_code(name, root)
-    if not force and data_state.is_known(root, name):
-        return load_prepared(name) if stage == "prepare" else None
     try:
+        prepared_data.set_foreign_aside(name)
+        if (source := dataset_folder.missing_source(name, root)) is not None:
+            return _without_source(name, source, force)
+        dataset_folder.pin_code(name, root)
+        if not force and data_state.is_known(root, name):
+            return load_prepared(name) if stage == "prepare" else None
         for source in dataset_folder.sources_of(name, root):
             source_files.refuse_unreadable(source, root)
         with data_state.remembered(root, name) if stage == "prepare" else contextlib.nullcontext():

@@ -13,7 +13,7 @@ from tasks.data import data_state, dataset_folder
 from tasks.operations import dvc_data, preconditions
 from tasks.records import Explanation, GivenSetting, PlannedStage, SweepPlan
 from tasks.runs import lineage
-from tasks.system.errors import UserError
+from tasks.system.errors import UserError, printable
 
 if TYPE_CHECKING:
     from tasks.sweeps import Space
@@ -188,7 +188,7 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> Explanation
     """
     described, guessed = dvc_data.describe(source, name, values)
     for line in guessed:
-        print(line, file=sys.stderr)
+        print(printable(line, keep="\n"), file=sys.stderr)
     if isinstance(described, config.Settings):
         given = described.dataset.model_dump(mode="json")
         texts = [f"dataset.{key}={value}" for key, value in given.items() if value is not None]

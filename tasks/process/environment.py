@@ -17,7 +17,7 @@ MIN_JAX_THREADS = 32
 
 def keep_private() -> None:
     """Let no other user read what this process writes, and take the passwords out of the addresses in its environment;
-    let this process' user have a name.
+    let this process' user have a name, and let no proxy stand before the servers on this machine.
 
     A team that shares mlruns/ says so with `chmod g+ws mlruns`: then the group may read and write.
     """
@@ -27,6 +27,7 @@ def keep_private() -> None:
         shared = bool(mode & stat.S_ISGID and mode & stat.S_IWGRP)
     os.umask(0o007 if shared else 0o077)
     network.separate_credentials(os.environ)
+    network.keep_proxies_out(os.environ)
     try:
         getpass.getuser()
     except (KeyError, OSError):  # A container's users need no name, and DVC wants one.

@@ -48,7 +48,7 @@ def load(record_type: type[R], path: Path) -> R:
         UserError: the file is missing, is of another format, or is not such a record.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = files.read_text(path)
         if not record_type.remedy:
             return record_type.model_validate_json(text)
         content = json.loads(text)

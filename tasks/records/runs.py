@@ -1,6 +1,11 @@
 """A run: where it comes from, which process leads it, how it ended and what it gave; and runs as they are listed."""
 
-from typing import Any, ClassVar, Literal
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
 
 from tasks.records.record import Name, Place, Record
 from tasks.records.results import Judgement
@@ -47,6 +52,19 @@ class CodeMeanings(Record):
 
     by_bytes: dict[str, str]
     """By the sha256 of the file's bytes."""
+    sha256: str
+    """Of all of them: a wrong one would be the digest of other code."""
+
+    @model_validator(mode="after")
+    def are_as_written(self) -> Self:
+        if self.sha256 != self.digest(self.by_bytes):
+            raise ValueError("the file has changed since it was written")
+        return self
+
+    @staticmethod
+    def digest(by_bytes: Mapping[str, str]) -> str:
+        """Return the sha256 of meanings."""
+        return hashlib.sha256(json.dumps(sorted(by_bytes.items())).encode()).hexdigest()
 
 
 class Run(Record):

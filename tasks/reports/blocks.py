@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from markupsafe import Markup
+
+from tasks.system.errors import printable
 
 Cell: TypeAlias = str | Markup
 
@@ -89,6 +91,15 @@ def render(title: str, sections: Sequence[ReportSection], partial: str = "") -> 
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(
-        loader=PackageLoader("tasks.reports", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("tasks.reports", "."),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_written_out,
     )
     return environment.get_template("report.html.j2").render(title=title, partial=partial, sections=sections)
+
+
+def _written_out(value: Any) -> Any:
+    """Return a text or markup in which a character that a browser obeys instead of showing it is written out."""
+    return type(value)(printable(value, keep="\n")) if isinstance(value, str) else value

@@ -8,9 +8,12 @@ from typing import Any
 
 from tasks import config
 from tasks.records import EvaluationResult, TrainingResult
+from tasks.system.errors import cut
 
 MAX_LABELS = 60
 """The most labels in a picture."""
+MAX_NAME = 40
+"""Letters of a class or a label in a picture: longer ones would leave no room for what is drawn."""
 
 
 def predictions(evaluation: EvaluationResult, title: str, folder: Path) -> Path:
@@ -40,7 +43,7 @@ def _draw_labels(evaluation: EvaluationResult, title: str, path: Path) -> Path:
     for offset, name in ((-0.2, "precision"), (0.2, "recall")):
         places = [place + offset for place in range(len(shown))]
         axes.barh(places, [getattr(entry, name) for entry in shown], height=0.38, label=name)
-    axes.set_yticks(range(len(shown)), [f"{entry.name} ({entry.support:,})" for entry in shown])
+    axes.set_yticks(range(len(shown)), [f"{cut(entry.name, MAX_NAME)} ({entry.support:,})" for entry in shown])
     axes.invert_yaxis()
     axes.set(xlim=(0, 1), xlabel="share")
     axes.legend()
@@ -54,11 +57,20 @@ def _titled(size: tuple[float, float], title: str) -> tuple[Any, Any]:
 
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
-    axes.set_title(title, wrap=True)
+    axes.set_title(_wrapped(title, size[0]))
     return figure, axes
 
 
+def _wrapped(title: str, inches: float) -> str:
+    """Return a title in lines that fit a figure's width. Matplotlib's own way takes dollars for a formula."""
+    return textwrap.fill(title, int(9 * inches))
+
+
 def _saved(figure: Any, path: Path) -> Path:
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # `$5 to $10` is a name, and no formula.
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return path
@@ -67,16 +79,14 @@ def _saved(figure: Any, path: Path) -> Path:
 def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Path:
     """Draw the confusion matrix as a PNG: rows are true classes, shades are shares of a row, numbers are counts."""
     import numpy as np
-    from matplotlib.figure import Figure
 
     counts = np.array(evaluation.confusion_matrix)
-    names = [entry.name for entry in evaluation.classes]
+    names = [cut(entry.name, MAX_NAME) for entry in evaluation.classes]
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     num_classes = len(names)
     readable = num_classes <= 30  # With more, squares are too small for numbers, and from 100 on not each has a name.
     side = max(5.0, 0.55 * num_classes + 2.0) if readable else min(0.14 * num_classes + 4.0, 20.0)
-    figure = Figure(figsize=(side + 1.2, side), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _titled((side + 1.2, side), title)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046)
     named = range(0, num_classes, math.ceil(num_classes / 100))
@@ -85,7 +95,7 @@ def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Pa
     rotation = 0 if short and readable else 45 if readable else 90
     axes.set_xticks(named, labels, fontsize=size, rotation=rotation, ha="right" if rotation == 45 else "center")
     axes.set_yticks(named, labels, fontsize=size)
-    axes.set(xlabel="predicted", ylabel="true", title=title)
+    axes.set(xlabel="predicted", ylabel="true")
     if readable:
         for row, column in np.argwhere(counts):
             color = "white" if shares[row, column] > 0.5 else "black"
@@ -121,7 +131,7 @@ def learning_curve(training: TrainingResult, title: str, path: Path) -> Path:
     # Margins by hand: a layout that measures the text takes twice as long to draw, at the end of every run.
     figure = Figure(figsize=(4.2 * len(panels), 3.6))
     figure.subplots_adjust(left=0.2 / len(panels), right=1 - 0.06 / len(panels), bottom=0.14, top=0.82, wspace=0.3)
-    figure.suptitle(title, wrap=True)
+    figure.suptitle(_wrapped(title, figure.get_figwidth()))
     for place, (metric, splits) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(1, len(panels), place)
         for split, values in splits.items():

@@ -4,6 +4,8 @@ import ast
 import contextlib
 import hashlib
 import json
+import os
+import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
@@ -16,6 +18,7 @@ from tasks import config, records
 from tasks.modeling import own_code
 from tasks.records import CodeMeanings
 from tasks.system.errors import UserError
+from tasks.system.files import read_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,6 +65,17 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
         return commit, bool(repository.status(untracked_files="normal"))
     except pygit2.GitError:
         return None, None
+
+
+def is_ignored(path: Path, folder: Path) -> bool:
+    """Return whether git ignores a file in a folder of a repository, whether or not the file is there."""
+    import pygit2
+
+    try:
+        repository = find_repository(folder)
+        return repository is not None and repository.path_is_ignored(os.path.relpath(path, repository.workdir))
+    except (pygit2.GitError, ValueError):
+        return False
 
 
 def file_at(commit: str, path: str, folder: Path) -> str | None:
@@ -178,10 +192,12 @@ def code_digest(*own: str, initial: str | None = None, root: Path | None = None)
     if initial is not None and (start := root / initial).is_file():
         found[f"model.initial {initial}"] = start.read_bytes()
     names = sorted(found)
-    try:
-        known = records.load(CodeMeanings, cache).by_bytes
-    except UserError:
-        known = {}
+    known = {}
+    if cache.exists():
+        try:
+            known = records.load(CodeMeanings, cache).by_bytes
+        except UserError:
+            print(f"{cache} is damaged: it is made anew", file=sys.stderr)
     digests = {name: hashlib.sha256(found[name]).hexdigest() for name in names}
     # Files that were seen before are not parsed again: all of them take 1 s, their bytes 0.01 s.
     meant = {
@@ -190,7 +206,7 @@ def code_digest(*own: str, initial: str | None = None, root: Path | None = None)
     }
     if not meant.items() <= known.items():
         with contextlib.suppress(OSError):  # A project that cannot be written is refused elsewhere.
-            records.save(CodeMeanings(by_bytes=meant), cache)
+            records.save(CodeMeanings(by_bytes=meant, sha256=CodeMeanings.digest(meant)), cache)
     return hashlib.sha256("".join(f"{name}\0{meant[digests[name]]}\n" for name in names).encode()).hexdigest()
 
 
@@ -260,7 +276,7 @@ def data_version(name: str, part: Literal["prepared", "raw"] = "prepared") -> st
     """
     lock = config.project_root() / "data" / name / "dvc.lock"
     try:
-        return version_in(lock.read_text(encoding="utf-8"), name, part)
+        return version_in(read_text(lock), name, part)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError) as error:

@@ -8,9 +8,9 @@ from difflib import get_close_matches
 
 from tasks.system.network import without_secrets
 
-# What a terminal obeys instead of showing it, and halves of characters, which no stream takes: a file's name may have
-# both.
-UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# What a terminal or a page obeys instead of showing it (also what turns the direction of all that follows), and halves
+# of characters, which no stream takes: names of files, columns and classes may have all of them.
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
 
 class StratagemError(Exception):
@@ -20,8 +20,7 @@ class StratagemError(Exception):
     exit_code = 1
 
     def __init__(self, message: str) -> None:
-        readable = UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], message)
-        super().__init__(without_secrets(readable))
+        super().__init__(without_secrets(printable(message)))
 
 
 class UserError(StratagemError):
@@ -69,6 +68,16 @@ def from_json(reply: Mapping[str, str]) -> StratagemError:
     return {one.__name__: one for one in TYPES}[reply["type"]](reply["error"])
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Return a text in which each character that is not shown, but obeyed, is written as Python's texts have it.
+
+    Args:
+        text: any, such as the name of a class.
+        keep: characters that stay, such as the ends of lines.
+    """
+    return UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
+
+
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 4, 8, 12, 12
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 120
@@ -76,7 +85,7 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 120
 
 def cut(text: str, length: int = 200) -> str:
     """Return a text as one line, without its middle where it is too long for a message."""
-    text, half = " ".join(text.split()), (length - 3) // 2
+    text, half = printable(" ".join(text.split())), (length - 3) // 2
     return text if len(text) <= length else f"{text[:half]}...{text[-half:]}"
 
 
@@ -98,7 +107,7 @@ def one_line(error: BaseException) -> str:
 def listed(texts: Sequence[str], most: int = 20) -> str:
     """Return the first texts with commas between them, and how many more there are."""
     more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
-    return ", ".join(texts[:most]) + more
+    return ", ".join(map(printable, texts[:most])) + more
 
 
 def shown(value: object) -> str:

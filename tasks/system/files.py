@@ -192,6 +192,21 @@ def num_bytes(folder: Path) -> int:
     return total
 
 
+def read_text(path: Path, most: int = -1) -> str:
+    """Return the text of a file in UTF-8, or its first ``most`` bytes.
+
+    Raises:
+        OSError: it is missing, may not be read, or is no file: a pipe lets its reader wait for ever, and a device may
+            have no end.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError("it is a pipe, a socket or a device, and no file")
+    with path.open("rb") as file:
+        return file.read(most).decode()
+
+
 def flush(file: IO[Any]) -> None:
     """Bring what was written to a file to the disk."""
     file.flush()

@@ -118,6 +118,16 @@ def separate_credentials(environment: MutableMapping[str, str]) -> None:
             environment[name] = f"{scheme}://{rest.removeprefix(userinfo + at)}"
 
 
+def keep_proxies_out(environment: MutableMapping[str, str]) -> None:
+    """Let this process and those that it starts reach servers on this machine directly, where a proxy is set."""
+    if not any(name.lower().endswith("_proxy") for name in environment):
+        return
+    given = [one.strip() for one in (environment.get("no_proxy") or environment.get("NO_PROXY", "")).split(",")]
+    if "*" not in given:
+        direct = ",".join(dict.fromkeys(filter(None, [*given, "127.0.0.1", "localhost"])))
+        environment.update(no_proxy=direct, NO_PROXY=direct)  # Some clients read one of them alone.
+
+
 def unreachable_reason(url: str, timeout_seconds: float | tuple[float, float] = 5) -> str | None:
     """Return why no server answers at an address, None where one does.
 

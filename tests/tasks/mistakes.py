@@ -462,5 +462,11 @@ def dvc_not_in_cache(folder: Path) -> None:
     repo.checkout()
 
 
+def dvc_ignored(folder: Path) -> None:
+    repo = _dvc(folder, "stages: {a: {cmd: 'true'}}\n")
+    (folder / ".dvcignore").write_text("dvc.yaml\n")
+    repo.reproduce("dvc.yaml:a")
+
+
 def dvc_no_such_dependency(folder: Path) -> None:
     _dvc(folder, "stages: {a: {cmd: 'true', deps: [gone]}}\n").reproduce()

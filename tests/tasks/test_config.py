@@ -294,7 +294,7 @@ def test_a_recipe_that_is_not_text(root):
     assert "binary.yaml: cannot be read" in message_of([], "binary", root)
 
 
-@pytest.mark.parametrize("place", ["params.yaml", "recipes/odd.yaml", "data/odd/params.yaml"])
+@pytest.mark.parametrize("place", ["params.yaml", "recipes/odd.yaml", "odd.yaml", "data/odd/params.yaml"])
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
 def test_what_is_no_file_is_refused_and_not_waited_for(root, monkeypatch, place, make):
     for folder in (".dvc", "data/odd"):
@@ -302,10 +302,13 @@ def test_what_is_no_file_is_refused_and_not_waited_for(root, monkeypatch, place,
     (root / place).unlink(missing_ok=True)
     make(root / place)
     monkeypatch.chdir(root)
-    with pytest.raises(UserError, match=f"{place}.*(device|pipe).*no file"):
-        if place.startswith("data"):
-            config.read_description(root / "data" / "odd")
-        config.load("odd" if place.startswith("recipes") else None)
+    read = {
+        "data/odd/params.yaml": lambda: config.read_description(root / "data" / "odd"),
+        "recipes/odd.yaml": lambda: config.load("odd"),
+        "odd.yaml": lambda: config.load("odd.yaml"),
+    }
+    with pytest.raises(UserError, match=f"{place}.*(pipe|device).*no file"):
+        read.get(place, config.load)()
 
 
 def test_an_unknown_recipe_names_the_nearest(root):

@@ -139,12 +139,14 @@ def test_a_pipe_in_the_place_of_a_file(project, look, check, place):
     assert "no file" in text
 
 
-@pytest.mark.parametrize("line", ["data/", "/data/*", "dvc.yaml"])
-def test_data_that_git_ignores(project, look, line):
+@pytest.mark.parametrize(
+    ("line", "file"), [("data/", "dvc.yaml"), ("/data/*", "dvc.yaml"), ("dvc.yaml", "dvc.yaml"), ("*.lock", "dvc.lock")]
+)
+def test_data_that_git_ignores(project, look, line, file):
     (project / ".gitignore").write_text(f"{line}\n")
     text, mend = look("dvc")
-    assert text.startswith("git ignores data/digits/dvc.yaml, and DVC ")
-    assert mend.startswith("git check-ignore -v data/digits/dvc.yaml names the line")
+    assert text.startswith(f"git ignores data/digits/{file}")
+    assert mend.startswith(f"git check-ignore -v data/digits/{file} shows the line")
 
 
 def test_devices(look, monkeypatch):

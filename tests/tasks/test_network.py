@@ -134,13 +134,18 @@ def test_what_does_not_answer_is_told_without_the_password(url: str) -> None:
     assert "s3cret" not in reason
 
 
-def test_what_a_process_begins_with_takes_the_passwords_out_of_the_addresses(project, monkeypatch) -> None:
+def test_a_process_begins_with_no_password_in_an_address_and_no_proxy_before_its_own_servers(
+    project, monkeypatch
+) -> None:
     for name, value in {
         "MLFLOW_TRACKING_URI": "http://me:s3cret@host:5000",
         "PREFECT_API_URL": "http://admin:s3cret@host/api",
         "MLFLOW_TRACKING_USERNAME": "",
         "MLFLOW_TRACKING_PASSWORD": "",
         "PREFECT_API_AUTH_STRING": "",
+        "http_proxy": "http://127.0.0.1:9",
+        "no_proxy": "",
+        "NO_PROXY": "",
     }.items():
         monkeypatch.setenv(name, value)
     before = os.umask(0o022)
@@ -151,6 +156,26 @@ def test_what_a_process_begins_with_takes_the_passwords_out_of_the_addresses(pro
     assert (os.environ["MLFLOW_TRACKING_URI"], os.environ["PREFECT_API_URL"]) == ("http://host:5000", "http://host/api")
     assert os.environ["MLFLOW_TRACKING_PASSWORD"] == "s3cret"
     assert os.environ["PREFECT_API_AUTH_STRING"] == "admin:s3cret"
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == "127.0.0.1,localhost"
+
+
+@pytest.mark.parametrize(
+    ("given", "direct"),
+    [
+        ({"http_proxy": "http://127.0.0.1:9"}, "127.0.0.1,localhost"),
+        ({"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "a.b, localhost"}, "a.b,localhost,127.0.0.1"),
+        ({"all_proxy": "http://127.0.0.1:9", "no_proxy": "c.d", "NO_PROXY": "a.b"}, "c.d,127.0.0.1,localhost"),
+        ({"http_proxy": "http://127.0.0.1:9", "no_proxy": "*"}, "*"),
+        ({}, None),
+    ],
+)
+def test_no_proxy_stands_before_the_servers_of_this_machine(address, monkeypatch, given, direct) -> None:
+    environment = dict(given)
+    network.keep_proxies_out(environment)
+    assert (environment.get("no_proxy"), environment.get("NO_PROXY", direct)) == (direct, direct)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert network.unreachable_reason(f"{address}/200") is None
 
 
 @pytest.mark.parametrize(

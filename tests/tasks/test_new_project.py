@@ -135,6 +135,16 @@ def test_its_code_is_that_of_the_package(made, project):
     assert ours.code_digest == theirs.code_digest, "the same code, wherever it lies"
 
 
+def test_modules_of_the_users_own_take_nobodys_place(made, run):
+    """Python looks for a module in the current folder first, unless it is told not to."""
+    for name in ("tasks", "flows", "random", "dvc"):
+        Path(f"{name}.py").write_text("raise SystemExit('a module of the user was run')\n")
+    Path("t.csv").write_text("a,y\n" + "1,left\n2,right\n" * 20)
+    done = run(["stratagem", "data", "add", "t.csv", "--target", "y"], env={"PYTHONPATH": str(ROOT)})
+    assert (done.returncode, "a module of the user" in done.stderr) == (0, False), done.stderr
+    assert dvc_data.load_prepared("t").splits["train"].num_examples == 32
+
+
 def test_stages_depend_on_the_digests_of_their_code(made, code_in):
     """Which DVC reads: a path to the package's files would be another one on each machine."""
     folder = made / "data" / "digits"

@@ -40,6 +40,19 @@ def test_the_files_that_a_model_of_the_users_needs(project: Path, model: str, ex
     assert {path.as_posix() for path in own_code.files(model)} == expected
 
 
+@pytest.mark.parametrize("file", ["tasks.py", "random.py", "tasks/models.py"])
+def test_a_module_of_a_name_that_is_taken_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    (tmp_path / ".dvc").mkdir()
+    for path in ("params.yaml", file):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = file.removesuffix(".py").replace("/", ".")
+    with pytest.raises(UserError, match=f"model.name = '{name}:build': the name {name.partition('.')[0]} is that of /"):
+        own_code.load(f"{name}:build", "model.name")
+
+
 OVERRIDES = {
     "model.name": "mine.models:build", "train.loss": "mine.losses:loss", "dataset.name": "mine.data:Pairs",
     "train.metrics": ["mine.metrics:first"], "register.metric": "test/mine.metrics:second",

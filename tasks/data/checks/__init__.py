@@ -21,7 +21,7 @@ from tasks.data.checks._data import Data, Place
 from tasks.data.checks._statistics import statistics
 from tasks.records import CheckResult, DataQuality, DataStatistics, Offender, PreparedDataset
 from tasks.records.record import load_or_none
-from tasks.system.errors import UserError, listed
+from tasks.system.errors import UserError, listed, printable
 
 MOST_OFFENDERS = 100
 """So many offenders of each check are kept, the worst ones."""
@@ -158,7 +158,7 @@ def _print_findings(name: str, prepared: PreparedDataset, quality: DataQuality) 
     place = f"data/{name}/report"
     for check, result in quality.findings.items():
         where = f"{place}/{result.picture or quality_report.QUALITY}"
-        print(f"warning: {check}: {_with_names(result, 3)} ({where})", file=sys.stderr)
+        print(printable(f"warning: {check}: {_with_names(result, 3)} ({where})"), file=sys.stderr)
     cut = [
         f"{looked:,} of the {prepared.splits[split].num_examples:,} examples of {split}"
         for split, looked in quality.looked_at.items()

@@ -1,6 +1,5 @@
 """Pictures of examples, drawn by Pillow: Matplotlib's import alone would take longer than all checks."""
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from tasks.data.checks._data import Data
 from tasks.records import Offender
+from tasks.system.errors import cut
 
 SIDE, GAP, LINE = 56, 4, 15
 """Pixels: of an image's larger side, between two of them, of a line of text."""
@@ -32,7 +32,7 @@ def by_class(data: Data, path: Path) -> None:
     most = max((count for _, count, _ in groups), default=1)
     for number, (name, count, rows) in enumerate(groups):
         top = LINE * 2 + number * height
-        _write(draw, (GAP, top), _cut(name, 26))
+        _write(draw, (GAP, top), cut(name, 26))
         _write(draw, (190, top), f"{count:,}", FAINT)
         length = round(count / max(most, 1) * (TEXT_WIDTH - 200 if images else WIDTH - TEXT_WIDTH))
         place = (190, top + LINE + 2) if images else (TEXT_WIDTH - 40, top + 3)
@@ -82,28 +82,24 @@ def of_offenders(data: Data, title: str, offenders: Sequence[Offender], path: Pa
                 sheet.paste(_picture(data.array(str(split), name)[row]), (left, top))
                 left += SIDE + GAP
         left = 2 * GAP + columns * (SIDE + GAP)
-        _write(draw, (left, top), _cut(f"{one.name}, labelled {data.label_of(str(one.split), int(one.row or 0))}", 130))
+        _write(draw, (left, top), cut(f"{one.name}, labelled {data.label_of(str(one.split), int(one.row or 0))}", 130))
         if one.note:
             label = f", labelled {data.label_of(*one.twin)}" if one.twin else ""
-            _write(draw, (left, top + LINE), _cut(one.note + label, 130), FAINT)
-        _write(draw, (left, top + 2 * LINE), _cut(data.shown(str(one.split), int(one.row or 0)), 130), FAINT)
+            _write(draw, (left, top + LINE), cut(one.note + label, 130), FAINT)
+        _write(draw, (left, top + 2 * LINE), cut(data.shown(str(one.split), int(one.row or 0)), 130), FAINT)
     sheet.save(path, optimize=False, compress_level=1)
 
 
 def _sheet(title: str, height: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
     sheet = Image.new("RGB", (WIDTH, height + 2 * LINE + GAP), "white")
     draw = ImageDraw.Draw(sheet)
-    _write(draw, (GAP, 4), _cut(title, 150))
+    _write(draw, (GAP, 4), cut(title, 150))
     return sheet, draw
 
 
 def _write(draw: ImageDraw.ImageDraw, place: tuple[int, int], text: str, colour: str = INK) -> None:
     font: Any = ImageFont.load_default(12)
     draw.text(place, text, fill=colour, font=font)
-
-
-def _cut(text: str, most: int) -> str:
-    return textwrap.shorten(text, most, placeholder=" ...")
 
 
 def _picture(pixels: npt.NDArray[np.uint8]) -> Image.Image:

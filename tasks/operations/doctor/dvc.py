@@ -13,7 +13,9 @@ from configobj import ConfigObj, ConfigObjError
 
 from tasks import config
 from tasks.operations.doctor import Here, Remark
-from tasks.system.errors import UserError
+from tasks.runs import lineage
+from tasks.system import files
+from tasks.system.errors import UserError, listed
 from tasks.system.network import without_userinfo
 
 
@@ -79,13 +81,17 @@ def _look_at_state(folder: Path) -> Iterator[Remark]:
 
 def _look_at_data(root: Path) -> Iterator[Remark]:
     names = sorted(path.parent.name for path in (root / "data").glob("*/params.yaml"))
+    needed = (f"data/{name}/{file}" for name in names or ["NAME"] for file in ("dvc.yaml", "dvc.lock"))
+    if ignored := [file for file in needed if lineage.is_ignored(root / file, root)]:
+        text = f"git ignores {listed(ignored, 3)}, and DVC works by no file that git ignores"
+        yield Remark("error", text, f"git check-ignore -v {ignored[0]} shows the line of .gitignore: take it away")
     wrong = 0
     for name in names:
         folder = root / "data" / name
         try:
             config.read_description(folder)
             for file in ("dvc.yaml", "dvc.lock"):
-                if (path := folder / file).exists() and not isinstance(yaml.safe_load(path.read_text("utf-8")), dict):
+                if (path := folder / file).exists() and not isinstance(yaml.safe_load(files.read_text(path)), dict):
                     raise UserError(f"{path} holds no stages")
         except (UserError, yaml.YAMLError, OSError, UnicodeDecodeError) as error:
             wrong += 1

@@ -1,11 +1,8 @@
-"""The loopback address: ports that this project's servers take, and a proxy that stands before them."""
+"""The loopback address, and the ports that this project's servers take."""
 
 import os
 import socket
 from collections.abc import Iterator
-from urllib.request import getproxies_environment
-
-from requests.utils import should_bypass_proxies
 
 from tasks.operations.doctor import Here, Remark
 from tasks.system.machine import is_free
@@ -15,10 +12,7 @@ PORTS = {"MLflow": 5000, "Prefect": 4200}
 
 
 def look(here: Here) -> Iterator[Remark]:
-    """Yield a proxy that would be asked for 127.0.0.1, a loopback that does not work, and ports that are taken."""
-    if "http" in getproxies_environment() and not should_bypass_proxies("http://127.0.0.1", None):
-        text = "http_proxy is set, and no_proxy does not name 127.0.0.1: servers of this machine are asked through it"
-        yield Remark("error", text, "export no_proxy=127.0.0.1,localhost${no_proxy:+,$no_proxy}")
+    """Yield a loopback that does not work, and ports that are taken."""
     try:
         socket.create_server(("127.0.0.1", 0)).close()
     except OSError as error:

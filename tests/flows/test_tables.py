@@ -1,0 +1,17 @@
+from rich.text import Text
+
+from flows.cli import tables
+
+
+def test_names_are_printed_as_they_are_and_the_terminal_obeys_none(capsys):
+    rows = [("\x1b[31mred\x07", "$0 - $10"), (Text("[gpu:0]"), ":x:\nsecond line")]
+    tables.print_table(("class", "\u202ecolumn"), rows)
+    tables.print_rows({"\x1b]0;title": "a_b^c"})
+    tables.print_text("\x9b2J [gpu:0] :x:\nnext")
+    out = capsys.readouterr().out
+    for shown in (
+        r"\x1b[31mred\x07", "$0 - $10", "[gpu:0]", r"\u202ecolumn", r"\x1b]0;title", "a_b^c", r"\x9b2J [gpu:0] :x:"
+    ):  # fmt: skip
+        assert shown in out
+    assert not set(out) & set("\x1b\x07\x9b\u202e❌")
+    assert len(out.splitlines()) == 7, "the end of a line in a cell or a text is one"
