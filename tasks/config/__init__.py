@@ -22,7 +22,9 @@ from tasks.config.schedules import Constant, Cosine, Piecewise
 from tasks.config.schema import CHAMPION, FEATURES, Checkpoint, Dataset, Model, Register, Settings, kinds_of
 from tasks.config.section import Affects, fields_of, flat, leaves, marks_of, top_k_of
 from tasks.config.sources import (
+    LATER,
     choices,
+    follows_data,
     load,
     overruled,
     parse,
