@@ -47,8 +47,6 @@ class Description(Section):
     """By name, what `prepare` does of a check otherwise than by default: stop, warn or off, or {action, threshold}."""
     is_local: ClassVar[bool] = True
     """Whether its source is a file or folder of the user's, and nothing is downloaded."""
-    modules: ClassVar[tuple[str, ...]] = ()
-    """What else reads it than the kind's own file: where one changes, the data are prepared again."""
 
 
 class TableColumn(Section):
@@ -103,12 +101,6 @@ class Tfds(Description):
     )
     """What a column is, if not what TFDS or its values say, where the builder's examples have columns."""
     is_local = False
-    modules = (
-        "tasks/data/kinds/_columns.py",
-        "tasks/data/kinds/_tfds_columns.py",
-        "tasks/data/encoding.py",
-        "tasks/data/table_columns.py",
-    )
 
 
 class LocalDescription(Description):
@@ -133,7 +125,6 @@ class ImageFolder(LocalDescription):
     """A folder of images: FOLDER/CLASS/*, or FOLDER/SPLIT/CLASS/*."""
 
     kind: Literal["image_folder"]
-    modules = ("tasks/data/encoding.py",)
     image_size: tuple[Pixels, Pixels] | None = None
     """Height and width that all images are resized to; null keeps their own (needed where sizes differ)."""
     on_broken: Literal["stop", "skip"] = "stop"
@@ -213,15 +204,6 @@ class Table(LocalDescription):
     encoding: Text = "utf-8"
     """Of the text of CSV, TSV and JSON lines."""
     is_guessed = True
-    modules = (
-        "tasks/data/kinds/_columns.py",
-        "tasks/data/kinds/_table_rows.py",
-        "tasks/data/kinds/_table_splits.py",
-        "tasks/data/kinds/image_folder.py",
-        "tasks/data/encoding.py",
-        "tasks/data/table_columns.py",
-        "tasks/data/table_files.py",
-    )
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -124,7 +124,7 @@ def _bring_up_to_date(
     prepared_data.set_foreign_aside(name)
     if (source := dataset_folder.missing_source(name, root)) is not None:
         return _without_source(name, source, force)
-    dataset_folder.pin_code(name, root)
+    dataset_folder.note_reader(folder)
     if not force and data_state.is_known(root, name):
         return load_prepared(name) if stage == "prepare" else None
     try:
@@ -199,7 +199,7 @@ def load_up_to_date(name: str) -> PreparedDataset | None:
     if dataset_folder.missing_source(name, root) is not None:  # As where `data pull` has brought the data.
         different = prepared.data_version is None or dataset_folder.changed_since_prepared(root / "data" / name)
         return None if different else prepared
-    if not dataset_folder.has_pinned_code(name, root):
+    if not dataset_folder.is_reader_noted(root / "data" / name):
         return None
     same = data_state.is_known(root, name) or dvc.is_up_to_date(f"data/{name}/dvc.yaml:prepare", root)
     return prepared if same else None

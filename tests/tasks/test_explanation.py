@@ -12,8 +12,8 @@ from flows.cli.main import app
 from flows.cli.training import explain_run
 from flows.plan import plan, plan_of_sweep
 from tasks import config, sweeps
-from tasks.data import data_state
-from tasks.operations import explanation
+from tasks.data import data_state, dataset_folder
+from tasks.operations import dvc_data, explanation
 from tasks.runs import lineage
 from tasks.system.errors import UserError
 from tests.tasks.written_runs import write_results, write_run
@@ -60,6 +60,7 @@ def known(project):
             shutil.copy(project / "data/digits/dvc.yaml", folder)
             (folder / "params.yaml").write_text(f"dataset: {{name: {name}, version: null, image_size: null}}\n")
             (folder / "raw").mkdir()
+            dataset_folder.note_reader(folder)
         (project / ".dvc/tmp").mkdir(exist_ok=True)
         with data_state.remembered(project, name, trusted_after_seconds=0):
             pass
@@ -87,6 +88,14 @@ def test_nothing_is_said_that_follows_from_data_which_have_changed(project, tiny
     assert {settings[key] for key in ("model.name", "train.per_replica_batch_size", "register.minimum")} == {later}
     assert settings["train.epochs"] == (3, "--set")
     assert settings["train.seed"][1] == "params.yaml"
+
+
+def test_what_another_machine_trains_with_follows_from_data_that_are_up_to_date(project, tiny, known):
+    assert dvc_data.settle(None, ["train.epochs=3"]).train.epochs == 3, "params.yaml says all of it"
+    with pytest.raises(UserError, match=r"changed since\. First `stratagem prepare --set dataset\.name=tiny`"):
+        dvc_data.settle(None, ["dataset.name=tiny"])
+    known("tiny")
+    assert dvc_data.settle(None, ["dataset.name=tiny"]).train.per_replica_batch_size == 8
 
 
 def test_what_is_there_is_told_and_what_is_not(project, tiny):
