@@ -16,6 +16,7 @@ from flows import reporting, stages
 from flows.operate import deployed, reconciliation
 from flows.plan import LOOPS, Pair, Plan, explain, plan
 from tasks import config, runs
+from tasks.operations import dvc_data
 from tasks.process import client
 from tasks.process.environment import keep_private
 from tasks.records import (
@@ -79,22 +80,28 @@ def comparison(
     keep_private()
     began = time.perf_counter()
     deployed.check_recipe(recipe)
-    planned = plan(strategies, loops or LOOPS, recipe, overrides or {})
+    asked = strategies, loops or LOOPS, recipe, overrides or {}
+    planned = plan(*asked)
     for settings in planned.trainable:
         deployed.check_named(settings, recipe)
     reconciliation.end_crashed_flow_runs()
 
     def compare() -> Comparison:
         with runs.lock(planned.key, f"comparison of {', '.join(strategies)}", flow_run.id) as run_lock:
-            return _compare(planned, repeats, fresh, run_lock, began)
+            serving = planned.trainable[0]
+            client.start_processes(serving, with_cluster=False)  # Imports its framework while DVC looks at the data.
+            prepared = stages.data(serving)
+            fitted = plan(*asked, prepared)
+            dvc_data.tell_choices(recipe, fitted.shared, prepared)
+            return _compare(fitted, prepared, repeats, fresh, run_lock, began)
 
     return reporting.reported(compare)
 
 
-def _compare(planned: Plan, repeats: int | None, fresh: bool, run_lock: runs.RunLock, began: float) -> Comparison:
+def _compare(
+    planned: Plan, prepared: PreparedDataset, repeats: int | None, fresh: bool, run_lock: runs.RunLock, began: float
+) -> Comparison:
     serving = planned.trainable[0]
-    client.start_processes(serving, with_cluster=False)  # Imports its framework while DVC looks at the data.
-    prepared = stages.data(serving)
     run, progress = stages.start_or_resume_comparison(serving, prepared, run_lock, fresh, flow_run.id)
     try:
         rows = [[row for row in progress.rows if _is_of(row, pair)] for pair in planned.pairs]

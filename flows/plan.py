@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from tasks import config, sweeps
 from tasks.operations import pipeline, preconditions
-from tasks.records import ComparisonRow, SweepPlan
+from tasks.records import ComparisonRow, PreparedDataset, SweepPlan
 from tasks.system.errors import UserError, one_of
 from tasks.system.machine import usable_cores
 
@@ -37,6 +37,8 @@ class Plan:
     pairs: tuple[Pair, ...]
     left_out: tuple[str, ...]
     """Pairs that do not exist, of strategies that have another row."""
+    shared: config.Settings
+    """What all rows have but for their strategy, their loop and how their batch is divided."""
 
     @property
     def trainable(self) -> list[config.Settings]:
@@ -57,7 +59,13 @@ class Plan:
         return f"comparison-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
 
-def plan(strategies: Sequence[str], loops: Sequence[str], recipe: str | None, overrides: Mapping[str, Any]) -> Plan:
+def plan(
+    strategies: Sequence[str],
+    loops: Sequence[str],
+    recipe: str | None,
+    overrides: Mapping[str, Any],
+    prepared: PreparedDataset | None = None,
+) -> Plan:
     """Return every pair with the same data, seed, epochs and global batch.
 
     A batch size for each replica counts as the global one: with more replicas each takes less.
@@ -68,6 +76,7 @@ def plan(strategies: Sequence[str], loops: Sequence[str], recipe: str | None, ov
         recipe: a name in recipes/ or a path, laid over params.yaml.
         overrides: ``{"train.epochs": 3}``. ``strategy.devices`` goes to each strategy that has this key,
             ``strategy.mirrored.devices`` to one.
+        prepared: the data, by which settings that nobody gives are chosen.
 
     Raises:
         UserError: unknown strategy, loop or key; settings that are wrong whatever the strategy; one row alone; or
@@ -76,7 +85,9 @@ def plan(strategies: Sequence[str], loops: Sequence[str], recipe: str | None, ov
     kinds = _chosen("strategy", strategies, config.strategy_kinds())
     loops = _chosen("loop", loops, LOOPS)
     common, own = _split(overrides, kinds)
-    base = config.load(recipe, {**common, "strategy.kind": "one_device", "train.loop": "fit"}).train
+    alone = {**common, "strategy.kind": "one_device", "train.loop": "fit"}
+    shared = config.load(recipe, alone, prepared=prepared)
+    base = shared.train
     common = {key: value for key, value in common.items() if key.removeprefix("train.") not in config.BATCH_SIZES}
     common["train.global_batch_size"] = base.global_batch_size or base.per_replica_batch_size
     if "train.traced_steps" not in common and base.traced_steps is None:
@@ -91,15 +102,15 @@ def plan(strategies: Sequence[str], loops: Sequence[str], recipe: str | None, ov
             left_out += [f"{kind} with {loop}: {only}" for loop in loops if loop not in offered]
         else:
             pairs.append(Pair(kind, None, reason=f"{only}: give --loops {','.join([*loops, *offered])}"))
-        shared = {**common, **own[kind], "strategy.kind": kind}
-        pairs += [_pair(recipe, {**shared, "train.loop": loop}) for loop in driving]
+        of_kind = {**common, **own[kind], "strategy.kind": kind}
+        pairs += [_pair(recipe, {**of_kind, "train.loop": loop}, prepared) for loop in driving]
     if len(pairs) == 1:
         others = ", ".join(kind for kind in config.strategy_kinds() if kind != pairs[0].strategy)
         raise UserError(
             f"--strategies {pairs[0].strategy} --loops {','.join(loops)} is one row, which is held against nothing: "
             f"name another strategy ({others}) or another loop too, or train it alone with `stratagem run`"
         )
-    planned = Plan(tuple(pairs), tuple(left_out))
+    planned = Plan(tuple(pairs), tuple(left_out), shared)
     if not planned.trainable:
         raise UserError(f"nothing can be compared here. {'; '.join(map(explain, pairs))}")
     return planned
@@ -162,11 +173,11 @@ def _receivers(key: str, kinds: Sequence[str]) -> Iterator[tuple[str, str]]:
     yield from ((kind, name) for kind in found)
 
 
-def _pair(recipe: str | None, values: Mapping[str, Any]) -> Pair:
+def _pair(recipe: str | None, values: Mapping[str, Any], prepared: PreparedDataset | None) -> Pair:
     """Return one pair; what is wrong with its settings or its devices becomes its reason."""
     kind, loop = values["strategy.kind"], values["train.loop"]
     try:
-        settings = config.load(recipe, values)
+        settings = config.load(recipe, values, prepared=prepared)
         _refuse_foreign_cluster(settings)
         preconditions.check_devices(settings)
     except UserError as error:

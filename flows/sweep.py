@@ -14,7 +14,7 @@ from flows import reporting, stages, training, trials
 from flows.operate import deployed, reconciliation
 from flows.plan import plan_of_sweep
 from tasks import config, runs, sweeps
-from tasks.operations import pipeline, preconditions
+from tasks.operations import dvc_data, pipeline, preconditions
 from tasks.process import client
 from tasks.process.environment import keep_private
 from tasks.records import PreparedDataset, Run, RunSummary, Sweep, SweepPlan, Trial
@@ -58,7 +58,8 @@ def _locked(name: str, number: int, parallel: int, fresh: bool) -> Sweep:
     with runs.lock(sweeps.key_of(space), f"the sweep {space.name}", flow_run.id) as run_lock:
         client.start_processes(space.example, with_cluster=False)  # Imports its framework while DVC looks at the data.
         prepared = stages.data(space.example)
-        space = sweeps.load(name)  # What fits the data is known now.
+        space = sweeps.load(name, prepared)
+        dvc_data.tell_choices(space.file.recipe, space.example, prepared)
         plan = plan_of_sweep(space, parallel)
         return _sweep(space, plan, number, prepared, run_lock, fresh)
 
@@ -96,9 +97,8 @@ def _sweep(
 def _train_on_all(space: sweeps.Space, result: Sweep) -> RunSummary:
     """Train the best trial's settings on all examples, evaluate and register: an ordinary run, which goes on where it
     was killed, and is not done again where it is there."""
-    settings = config.load(space.file.recipe, result.best_settings)
     print(f"trial {result.best} again, on training and validation examples together", file=sys.stderr)
-    return training.run_pipeline(settings, if_changed=True, resumption=pipeline.Resumption())
+    return training.run_pipeline(space.file.recipe, result.best_settings, True, pipeline.Resumption())
 
 
 def summarise(

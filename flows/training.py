@@ -1,9 +1,8 @@
 """The training flow: data -> train -> evaluate -> register."""
 
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +13,7 @@ from pydantic import WithJsonSchema
 from flows import reporting, stages
 from flows.operate import deployed, notifications, reconciliation
 from tasks import config, records, runs
-from tasks.operations import data_folders, pipeline, preconditions
+from tasks.operations import data_folders, dvc_data, pipeline, preconditions
 from tasks.process import client
 from tasks.process.environment import keep_private
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, RunSummary, TrainingResult
@@ -27,13 +26,13 @@ TRAINING_FIELDS = {"strategy", "loop", "num_replicas", "epochs", "steps", "examp
 Recipe = Annotated[str | None, WithJsonSchema(config.recipe_schema())]
 
 
-def _settings(recipe: str | None, overrides: Any) -> config.Settings:
-    return config.load(recipe, config.Overrides.model_validate(overrides).given())
+def _given(overrides: Any) -> dict[str, Any]:
+    return config.Overrides.model_validate(overrides).given()
 
 
 def _flow_run_name() -> str:
     try:
-        settings = _settings(flow_run.parameters["recipe"], flow_run.parameters["overrides"])
+        settings = config.load(flow_run.parameters["recipe"], _given(flow_run.parameters["overrides"]))
     except UserError:
         return "refused"  # By the flow itself, which then fails with the message. An error here would be a crash.
     return f"{settings.dataset.name}-{settings.strategy.kind}-{settings.train.loop}"
@@ -60,41 +59,28 @@ def training(
     """
     keep_private()
     deployed.check_recipe(recipe)
-    settings = _settings(recipe, overrides)
-    deployed.check_named(settings, recipe)
+    given = _given(overrides)
+    deployed.check_named(config.load(recipe, given), recipe)
     reconciliation.end_crashed_flow_runs()
     resumption = pipeline.Resumption(resume, allow_changes, fresh)
-    return reporting.reported(
-        lambda: run_pipeline(_with_data_defaults(settings, recipe, overrides), if_changed, resumption)
-    )
+    return reporting.reported(lambda: run_pipeline(recipe, given, if_changed, resumption))
 
 
-def _with_data_defaults(settings: config.Settings, recipe: str | None, overrides: Any) -> config.Settings:
-    """Return the settings that fit the data, where nobody else says what they are; the data are prepared before."""
-    chosen = config.choices(recipe, settings.to_json())
-    if chosen is None:
-        return settings
-    if not chosen:
-        stages.data(settings)
-        settings = _settings(recipe, overrides)
-        chosen = config.choices(recipe, settings.to_json()) or []
-    for choice in chosen:
-        given = ", ".join(config.overruled(choice, settings))
-        but = f" (but for what was given: {given})" if given else ""
-        print(f"chosen for {settings.dataset.name}: {choice.reason}{but}", file=sys.stderr)
-    return settings
-
-
-def run_pipeline(settings: config.Settings, if_changed: bool, resumption: pipeline.Resumption) -> RunSummary:
-    """Do what the flow does, inside it or another one, with settings that were read."""
-    preconditions.check_remote(settings, resumption.run)
-    runs.refuse_resume(settings, resumption.run, resumption.allow_changes)  # Before data are made that are not needed.
-    with runs.lock_run(settings, resumption.run, flow_run.id) as run_lock:
+def run_pipeline(
+    recipe: str | None, overrides: Mapping[str, Any], if_changed: bool, resumption: pipeline.Resumption
+) -> RunSummary:
+    """Do what the flow does, inside it or another one."""
+    asked = config.load(recipe, overrides)
+    preconditions.check_remote(asked, resumption.run)
+    with ExitStack() as locks:
         clock = Clock()
-        if not if_changed:
-            client.start_processes(settings)  # Imports its framework while DVC looks at the data.
-        with clock.measure("data"):
-            prepared = stages.data(settings)
+        with runs.lock(runs.key_of_asked(asked), runs.describe(asked), flow_run.id):
+            if not if_changed:
+                client.start_processes(asked)  # Imports its framework while DVC looks at the data.
+            with clock.measure("data"):
+                prepared = stages.data(asked)
+            settings = dvc_data.choose_settings(recipe, overrides, prepared)
+            run_lock = locks.enter_context(runs.lock_run(settings, resumption.run, flow_run.id))
         if notifications.addresses() and (quality := data_folders.quality(prepared.name)):
             notifications.tell_drift(prepared, quality)
         if if_changed and (same := pipeline.unchanged(settings, prepared)):

@@ -87,10 +87,6 @@ def _name(given: argparse.Namespace, what: str) -> str:
     return str(given.name)
 
 
-def _settings(given: argparse.Namespace) -> config.Settings:
-    return config.load(given.name, given.overrides)
-
-
 def _write_report(given: argparse.Namespace) -> None:
     from tasks import runs
     from tasks.reports import page
@@ -174,9 +170,9 @@ def _terminate(number: int, frame: object) -> None:
 STAGES: dict[str, Callable[[argparse.Namespace], object]] = {
     "download": _make_data,
     "prepare": _make_data,
-    "train": lambda given: dvc_stages.run_train(_settings(given)),
-    "evaluate": lambda given: dvc_stages.run_evaluate(_settings(given)),
-    "check": lambda given: dvc_stages.run_check(_settings(given).dataset),
+    "train": lambda given: dvc_stages.run_train(given.name, given.overrides),
+    "evaluate": lambda given: dvc_stages.run_evaluate(given.name, given.overrides),
+    "check": lambda given: dvc_stages.run_check(config.load(given.name, given.overrides).dataset),
     "predict": _predict,
     "serve_model": _serve_model,
     "locate": _locate,

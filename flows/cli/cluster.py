@@ -69,9 +69,9 @@ def submit(
                 raise UserError(f"--option {text}: give NAME=VALUE, and each name once")
             options[name] = value
         submission.find_engine(launcher)  # A launcher that nobody knows is refused before settings are read.
-        settings = config.load(recipe, overrides)
-        if settings.strategy.cluster is not None:
-            settings = config.load(recipe, [*overrides, f"strategy.launcher={launcher}"])
+        if config.load(recipe, overrides).strategy.cluster is not None:
+            overrides = [*overrides, f"strategy.launcher={launcher}"]
+        settings = dvc_data.settle(recipe, overrides)
         if not dry_run:
             preconditions.check_writable()
             dvc_data.check_source(settings.dataset)
@@ -186,7 +186,6 @@ def plan(
     off. What is not given is measured on one device of this machine, with the data of the settings.
     """
     with command(debug):
-        from tasks import config
         from tasks.operations import dvc_data, scaling
         from tasks.system.errors import UserError, one_of
         from tasks.system.machine import visible_gpus
@@ -199,7 +198,7 @@ def plan(
         given_checkpoint = checkpoint and scaling.read_seconds("--checkpoint", checkpoint, "1s")
         restart_seconds = scaling.read_seconds("--restart", restart, "2min", zero=True)
         mtbf_seconds = mtbf and scaling.read_seconds("--mtbf", mtbf, "30d")
-        settings = config.load(recipe, overrides)
+        settings = dvc_data.settle(recipe, overrides)
         asked = communication or getattr(settings.strategy, "communication", "auto")
         if asked not in ("ring", "nccl", "auto"):
             raise UserError(one_of("--communication", asked, ("ring", "nccl")))

@@ -158,10 +158,15 @@ def _disarm_signals() -> None:
 
 
 def check_resume(
-    settings: "Settings", resume: str | None, allow_changes: bool, fresh: bool, if_changed: bool = False
+    settings: "Settings",
+    recipe: str | None,
+    resume: str | None,
+    allow_changes: bool,
+    fresh: bool,
+    if_changed: bool = False,
 ) -> None:
     """Refuse options that contradict each other, and a run that is another training, before anything is looked up."""
-    from tasks import runs
+    from tasks import config, runs
     from tasks.operations import pipeline, preconditions
     from tasks.system.errors import UserError
 
@@ -177,4 +182,5 @@ def check_resume(
             "Leave it out, or give --set strategy.launcher=local"
         )
     preconditions.check_remote(settings, resume)
-    runs.refuse_resume(settings, resume, allow_changes)
+    # What follows from the data is compared when these are prepared.
+    runs.refuse_resume(settings, resume, allow_changes or config.follows_data(recipe, settings))

@@ -89,7 +89,8 @@ def add(
         print_dataset(prepared)
         train = f"stratagem run --set dataset.name={prepared.name}"
         # Without a recipe, its settings are chosen for it, and validate on such a split.
-        if "validation" in prepared.splits and config.choices(None, {"dataset": {"name": prepared.name}}) is None:
+        settings = config.load(None, {"dataset.name": prepared.name})
+        if "validation" in prepared.splits and not config.follows_data(None, settings):
             train = f"\n  {train} --set input.validation=validation"
         print(f"\nTrain on it: {train}".replace(": \n", ":\n"))
 

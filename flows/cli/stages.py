@@ -84,13 +84,13 @@ def train(
         from tasks.operations import dvc_data, pipeline, preconditions
         from tasks.process import client
 
-        settings = config.load(recipe, overrides)
-        check_resume(settings, resume, allow_changes, fresh)
+        asked = config.load(recipe, overrides)
+        check_resume(asked, recipe, resume, allow_changes, fresh)
         preconditions.check_writable()
-        preconditions.check_devices(settings)
-        if pipeline.join(settings):
+        preconditions.check_devices(asked)
+        if pipeline.join(recipe, overrides):
             return
-        prepared = dvc_data.load_prepared(settings.dataset.name)
+        settings, prepared = dvc_data.load(recipe, overrides)
         result = pipeline.train_alone(settings, prepared, pipeline.Resumption(resume, allow_changes, fresh))
         client.stop_processes()
         trained = ("run_id", "dataset", "strategy", "epochs", "steps", "examples_per_second")
@@ -106,11 +106,10 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint of a run: --set evaluate.checkpoint=latest, best or a step."""
     with command(debug):
-        from tasks import config
         from tasks.operations import pipeline
         from tasks.process import client
 
-        settings, prepared, running, training = pipeline.load_training(config.load(recipe, overrides), run_id)
+        settings, prepared, running, training = pipeline.load_training(recipe, overrides, run_id)
         result = client.evaluate(settings, prepared, training, running)
         client.write_report(settings, running)
         client.stop_processes()
@@ -135,11 +134,11 @@ def register(
     It gets register.alias, and @champion if it is shown to be better than the champion on the same test rows.
     """
     with command(debug):
-        from tasks import config, runs
+        from tasks import runs
         from tasks.operations import pipeline
         from tasks.process import client
 
-        settings, prepared, running, training = pipeline.load_training(config.load(recipe, overrides), run_id)
+        settings, prepared, running, training = pipeline.load_training(recipe, overrides, run_id)
         evaluation = runs.load_evaluation(running)
         with runs.lock(running.key, f"run {running.run_id}"):
             result = client.register(settings, prepared, training, evaluation, running, force)

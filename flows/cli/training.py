@@ -98,14 +98,14 @@ def run(
 
         settings = config.load(recipe, overrides)
         notifications.check()
-        check_resume(settings, resume, allow_changes, fresh, if_changed)
+        check_resume(settings, recipe, resume, allow_changes, fresh, if_changed)
         preconditions.check_writable()
-        if if_changed and (same := pipeline.find_unchanged(settings)):
+        if if_changed and (same := pipeline.find_unchanged(recipe, overrides)):
             print(same.model_dump_json()) if json else print_run(same, changed=False)
             return
         dvc_data.check_source(settings.dataset)
         preconditions.check_devices(settings)
-        if pipeline.join(settings, as_run=True):
+        if pipeline.join(recipe, overrides, as_run=True):
             return
         all_runs.refuse_locked(settings, resume)
         with prefect_server.starting(settings, debug):
@@ -227,10 +227,12 @@ def compare(
         notifications.check()
         kinds, wanted, values = strategies.split(","), loops.split(","), config.read_overrides(overrides)
         planned = plan(kinds, wanted, recipe, values)
-        if explain:
-            tables.print_explanation(explanation.comparison(planned.rows, planned.key, recipe, values), json)
-            return
         first = planned.trainable[0]
+        if explain:
+            prepared = dvc_data.load_up_to_date(first.dataset.name)
+            rows = plan(kinds, wanted, recipe, values, prepared).rows
+            tables.print_explanation(explanation.comparison(rows, planned.key, recipe, values, prepared), json)
+            return
         preconditions.check_writable()
         preconditions.check_remote(first)
         dvc_data.check_source(first.dataset)
@@ -308,7 +310,9 @@ def sweep(
         found = sweeps.load(space)
         sweeps.refuse_foreign_cluster(found, pipeline.in_foreign_cluster(found.example))
         if explain:
-            tables.print_explanation(explanation.sweep(found, plan_of_sweep(found, parallel), trials), json)
+            prepared = dvc_data.load_up_to_date(found.example.dataset.name)
+            found = sweeps.load(space, prepared)
+            tables.print_explanation(explanation.sweep(found, plan_of_sweep(found, parallel), trials, prepared), json)
             return
         preconditions.check_writable()
         dvc_data.check_source(found.example.dataset)

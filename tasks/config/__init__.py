@@ -32,7 +32,9 @@ from tasks.config.schema import (
 )
 from tasks.config.section import Affects, fields_of, flat, leaves, marks_of, top_k_of
 from tasks.config.sources import (
+    LATER,
     choices,
+    follows_data,
     load,
     overruled,
     parse,

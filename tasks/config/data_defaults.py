@@ -49,6 +49,14 @@ NO_AUGMENTATION = {
 }
 
 
+CHOSEN = (
+    "model.name", "model.options", "schedule.learning_rate", *NO_AUGMENTATION, "train.per_replica_batch_size",
+    "train.global_batch_size", "train.epochs", "train.loss", "input.validation", "evaluate.checkpoint",
+    "checkpoint.monitor", "register.metric", "register.minimum", "register.floors", "register.ceilings",
+)  # fmt: skip
+"""All settings that may be chosen."""
+
+
 def _of_images(shape: list[int]) -> Choice:
     height, width, channels = shape
     side = min(height, width)

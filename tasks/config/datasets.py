@@ -48,8 +48,6 @@ class Description(Section):
     """By name, what `prepare` does of a check otherwise than by default: stop, warn or off, or {action, threshold}."""
     is_local: ClassVar[bool] = True
     """Whether its source is a file or folder of the user's, and nothing is downloaded."""
-    modules: ClassVar[tuple[str, ...]] = ()
-    """What else reads it than the kind's own file: where one changes, the data are prepared again."""
 
 
 class TableColumn(Section):
@@ -108,12 +106,6 @@ class Tfds(Description):
     )
     """What a column is, if not what TFDS or its values say, where the builder's examples have columns."""
     is_local = False
-    modules = (
-        "tasks/data/kinds/_columns.py",
-        "tasks/data/kinds/_tfds_columns.py",
-        "tasks/data/encoding.py",
-        "tasks/data/table_columns.py",
-    )
 
 
 class LocalDescription(Description):
@@ -139,7 +131,6 @@ class ImageFolder(LocalDescription):
 
     kind: Literal["image_folder"]
     is_guessed = True
-    modules = ("tasks/data/encoding.py", "tasks/data/source_files.py")
     image_size: tuple[Pixels, Pixels] | None = None
     """Height and width that all images are resized to; null keeps their own, or where these differ takes the median,
     rounded to a multiple of 8, at most 224."""
@@ -166,7 +157,6 @@ class Arrays(LocalDescription):
     """A .npz file, or a folder of .npy files."""
 
     kind: Literal["arrays"]
-    modules = ("tasks/data/source_files.py",)
     task: Literal["auto", "classification", "multilabel", "regression"] = "auto"
     """What is learnt; auto takes whole numbers and words for classes, fractions for a regression (but 0.0, 1.0 and few
     others that are whole for classes), and several columns of 0 and 1 for labels, or for one class where each example
@@ -237,15 +227,6 @@ class Table(LocalDescription):
     encoding: Text = "utf-8"
     """Of the text of CSV, TSV and JSON lines."""
     is_guessed = True
-    modules = (
-        "tasks/data/kinds/_columns.py",
-        "tasks/data/kinds/_table_rows.py",
-        "tasks/data/kinds/_table_splits.py",
-        "tasks/data/kinds/image_folder.py",
-        "tasks/data/encoding.py",
-        "tasks/data/table_columns.py",
-        "tasks/data/table_files.py",
-    )
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from tasks.config.data_defaults import Choice, choose
+from tasks.config.data_defaults import CHOSEN, Choice, choose
 from tasks.config.project import names_of, project_root, recipes
 from tasks.config.schema import Settings, folder_name, kinds_of
 from tasks.config.section import WHOLE, fields_of, leaves, refusal
@@ -22,6 +22,7 @@ from tasks.system.network import holds_secret
 
 MAX_TEXT = 1_000_000
 """Characters of a YAML file or a ``--set``."""
+LATER = "chosen for the data, once they are prepared"
 ONE_VALUE = tuple(key.rpartition(".")[2] for key in WHOLE)
 
 
@@ -48,54 +49,57 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def load(
-    recipe: str | None = None, overrides: Sequence[str] | Mapping[str, Any] = (), root: Path | None = None
+    recipe: str | None = None,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    root: Path | None = None,
+    prepared: BaseModel | None = None,
 ) -> Settings:
     """Return the settings of params.yaml, overlaid by a recipe, overlaid by single values.
-
-    Without a recipe, another dataset than that of params.yaml has what fits its data in between, once these are
-    prepared: see ``choices``.
 
     Args:
         recipe: a name in ``recipes/`` or a path to a YAML file.
         overrides: ``{"train.epochs": 3}``, or texts such as ``train.epochs=3``.
         root: the project's folder.
+        prepared: the ``records.PreparedDataset`` to train on, by which ``choices`` lie in between; without it nothing
+            is chosen, which is enough to know the dataset and the strategy.
 
     Raises:
         UserError: names the first key that is wrong, its value, what is allowed and what to do.
     """
     root = root or project_root()
     values = _without_other_kinds(read_yaml(root / "params.yaml"))
-    own_name = _dataset_name(values)
     if recipe is not None:
         values = _overlay(values, _read_recipe(recipe, root))
     # One overlay for all: their order does not matter, and a change of kind does not hide a wrong key.
     given = _with_text_keys(overrides) if isinstance(overrides, Mapping) else read_overrides(overrides)
-    merged = _overlay(values, _nested(given))
-    if recipe is not None or _dataset_name(merged) == own_name:
-        return parse(merged)
-    for choice in _choose(_dataset_name(merged), root):
+    settings = parse(_overlay(values, _nested(given)))
+    if prepared is None or not (chosen := choices(recipe, settings, prepared, root)):
+        return settings
+    for choice in chosen:
         values = _overlay(values, _nested(choice.values))
     return parse(_overlay(values, _nested(given)))
 
 
-def sources_of(recipe: str | None, overrides: Sequence[str]) -> dict[str, str]:
+def sources_of(recipe: str | None, overrides: Sequence[str], prepared: BaseModel | None) -> dict[str, str]:
     """Return where the value of each key comes from that ``load`` gives: `params.yaml`, `recipe NAME`, `--set`,
-    `dataset: REASON`, or `default rule` where none of them says it, as after another kind of strategy.
+    `dataset: REASON`, `LATER`, or `default rule` where none of them says it, as after another kind of strategy.
 
     Raises:
         UserError: as ``load``.
     """
     root = project_root()
-    settings, base = load(recipe, overrides), read_yaml(root / "params.yaml")
+    settings, base = load(recipe, overrides, root, prepared), read_yaml(root / "params.yaml")
     given = read_overrides(overrides)
     layers: list[tuple[str, Mapping[str, Any]]] = [("params.yaml", base)]
     if recipe is not None:
         layers.append((f"recipe {recipe}", _read_recipe(recipe, root)))
-    merged = _overlay(base, _nested(given))
-    chosen = choices(recipe, merged) or []
-    layers += [(f"dataset: {choice.reason}", _nested(choice.values)) for choice in chosen]
-    layers.append(("--set", _nested(given)))
     flat = settings.flat()
+    if prepared is not None:
+        chosen = choices(recipe, settings, prepared, root)
+        layers += [(f"dataset: {choice.reason}", _nested(choice.values)) for choice in chosen]
+    elif follows_data(recipe, settings, root):
+        layers.append((LATER, _nested({key: flat[key] for key in flat if key.startswith(CHOSEN)})))
+    layers.append(("--set", _nested(given)))
     sources = dict.fromkeys(flat, "default rule")
     for source, values in layers:
         said = dict(leaves(values, whole=flat))
@@ -108,34 +112,22 @@ def _same(said: Any, value: Any) -> bool:
     return bool(said == value) or json.dumps(said, default=str) == json.dumps(value, default=str)
 
 
-def choices(recipe: str | None, values: Mapping[str, Any]) -> list[Choice] | None:
-    """Return what is chosen for the data of a dataset that has no recipe; nothing as long as they are not prepared, and
-    None where a recipe or params.yaml say what it is trained with.
+def follows_data(recipe: str | None, settings: Settings, root: Path | None = None) -> bool:
+    """Return whether settings are chosen for the data: neither a recipe nor params.yaml say what these are trained
+    with."""
+    given_for = _dataset_name(read_yaml((root or project_root()) / "params.yaml"))
+    return recipe is None and settings.dataset.name != given_for
 
-    Args:
-        recipe: as in ``load``.
-        values: nested settings, of which ``dataset.name`` is read.
-    """
-    root, name = project_root(), _dataset_name(values)
-    if recipe is not None or name == _dataset_name(read_yaml(root / "params.yaml")):
-        return None
-    return _choose(name, root)
+
+def choices(recipe: str | None, settings: Settings, prepared: BaseModel, root: Path | None = None) -> list[Choice]:
+    """Return what is chosen for data that are prepared; nothing unless settings follow them."""
+    return choose(prepared.model_dump(mode="json")) if follows_data(recipe, settings, root) else []
 
 
 def overruled(choice: Choice, settings: Settings) -> list[str]:
     """Return the keys whose given value differs from the chosen one."""
     flat = settings.flat()
     return [key for key, value in choice.values.items() if key in flat and not _same(value, flat[key])]
-
-
-def _choose(name: str | None, root: Path) -> list[Choice]:
-    """Return the choices for a dataset's data; none as long as they are not prepared."""
-    if name is None:  # `parse` says what is wrong.
-        return []
-    try:
-        return choose(json.loads((root / "data" / name / "prepared" / "manifest.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):  # Missing, or damaged: the stage that reads it says so.
-        return []
 
 
 def _dataset_name(values: Mapping[str, Any]) -> str | None:

@@ -1,7 +1,6 @@
 """The folder data/<name> of a dataset: its description in params.yaml, and its own small pipeline for DVC."""
 
 import contextlib
-import hashlib
 import json
 import re
 from pathlib import Path
@@ -27,19 +26,19 @@ stages:
 STAGE = """\
   STAGE:
     wdir: ../..
-    cmd: python -m tasks STAGE ${dataset.name}
-    deps:
-DEPENDENCIES
-      - tasks/STAGE.py
-    params:
-      - data/${dataset.name}/params.yaml:
-          - KEY
-    outs:
+    cmd: COMMAND STAGE ${dataset.name}
+DEPENDENCIES    params:
+PARAMS    outs:
       - data/${dataset.name}/OUTPUT:
           persist: true
 """
-SHARED = "tasks/data/builders/_images.py"
-"""Shared by the datasets of tasks/data/builders/, which depend on it and on their own file."""
+INSTALLED_COMMAND = "python -m stratagem stage"
+"""In place of `python -m tasks`: an installed package is no top-level name `tasks` (``stratagem.py``)."""
+PARAMETER = "      - data/${dataset.name}/%s:\n          - %s\n"
+READER = "reader.json"
+"""Has the version of the kind's reader, on which ``prepare`` depends in place of the files of our code: these lie
+elsewhere in an installed package, and most of their changes change no data."""
+VERSION = re.compile(r"^VERSION = (\d+)$", re.MULTILINE)
 GITIGNORE = """\
 /raw
 /prepared
@@ -50,15 +49,6 @@ GITIGNORE = """\
 /*.bad*
 """
 NO_BUILDER = {"kind", "builder"}
-# In a project without code of its own, no path leads to the code of the stages, so DVC cannot depend on its files. It
-# depends on this file, which holds a digest of the files of each stage: another version of the package prepares anew
-# what its code makes differently.
-PINS = "code.json"
-INSTALLED_COMMAND = "python -m stratagem stage"
-"""In place of `python -m tasks`: the package is no top-level name `tasks` (``stratagem.py``)."""
-CODE_DEPENDENCY = re.compile(r"^      - (tasks/[\w/]+\.py)\n", re.MULTILINE)
-NO_DEPENDENCIES = "    deps:\n    params:\n"
-INSTALLED_STAGE = re.compile(rf"^    cmd: {INSTALLED_COMMAND} (\w+) .*\n(?:.*\n)*?    params:\n", re.MULTILINE)
 
 
 def names(root: Path) -> list[str]:
@@ -129,7 +119,7 @@ def add(dataset: config.Dataset, root: Path) -> list[Path]:
     if (folder / "params.yaml").exists():
         _keep_to_description(dataset, folder)
         return []
-    return _make(folder, tfds_pipeline(dataset.name, dataset.builder), _described(dataset))
+    return _make(folder, tfds_pipeline(dataset.name, root, dataset.builder), "tfds", _described(dataset))
 
 
 def add_local(description: config.LocalDescription, root: Path) -> list[Path]:
@@ -142,7 +132,7 @@ def add_local(description: config.LocalDescription, root: Path) -> list[Path]:
         return []
     described = description.model_dump(mode="json")
     described = {key: described.pop(key) for key in ("kind", "name", "source")} | described
-    return _make(root / "data" / description.name, local_pipeline(description), described)
+    return _make(root / "data" / description.name, local_pipeline(description, root), description.kind, described)
 
 
 def is_there(description: config.LocalDescription, root: Path) -> bool:
@@ -176,14 +166,11 @@ def _refuse_link(folder: Path, root: Path) -> None:
         )
 
 
-def _make(folder: Path, pipeline: str, described: dict[str, Any]) -> list[Path]:
-    code = {}
-    if not config.has_own_code(folder.parents[1]):
-        pipeline, code = installed_pipeline(pipeline), {PINS: code_pins(pipeline)}
+def _make(folder: Path, pipeline: str, kind: str, described: dict[str, Any]) -> list[Path]:
     wanted = {
         "dvc.yaml": pipeline,
         ".gitignore": GITIGNORE,
-        **code,
+        READER: _reader(kind),
         "params.yaml": _description(described),  # Last: it says that the folder is whole.
     }
     _refuse_files_of_the_users(folder, wanted)
@@ -202,7 +189,7 @@ def _make(folder: Path, pipeline: str, described: dict[str, Any]) -> list[Path]:
     return made
 
 
-def local_pipeline(description: config.LocalDescription) -> str:
+def local_pipeline(description: config.LocalDescription, root: Path) -> str:
     """Return the dvc.yaml of a dataset from the user's own files.
 
     Raises:
@@ -211,62 +198,40 @@ def local_pipeline(description: config.LocalDescription) -> str:
     if wrong := [source for source in description.sources if "${" in source]:
         raise UserError(f"dataset.source = '{wrong[0]}': DVC reads ${{ as a variable; give it another name")
     sources = [json.dumps(source, ensure_ascii=False) for source in description.sources]
-    code = ["tasks/data/kinds/__init__.py", f"tasks/data/kinds/{description.kind}.py", *description.modules]
-    return HEAD + _stage("prepare", [*sources, *code], "dataset", "prepared")
+    return HEAD + _prepare(sources, root)
 
 
-def _stage(name: str, dependencies: list[str], key: str, output: str) -> str:
-    text = STAGE.replace("STAGE", name).replace("KEY", key).replace("OUTPUT", output)
-    return text.replace("DEPENDENCIES", "\n".join(f"      - {one}" for one in dependencies))
+def _prepare(dependencies: list[str], root: Path) -> str:
+    return _stage("prepare", dependencies, {"params.yaml": "dataset", READER: "version"}, "prepared", root)
 
 
-def installed_pipeline(text: str) -> str:
-    """Return a dvc.yaml for a project without code of its own, from that for a project with code."""
-    text = CODE_DEPENDENCY.sub(lambda found: "" if _is_ours(found[1]) else found[0], text)
-    text = text.replace("python -m tasks", INSTALLED_COMMAND).replace(NO_DEPENDENCIES, "    params:\n")
-    return INSTALLED_STAGE.sub(rf"\g<0>      - data/${{dataset.name}}/{PINS}:\n          - \g<1>\n", text)
+def _stage(name: str, dependencies: list[str], params: dict[str, str], output: str, root: Path) -> str:
+    command = "python -m tasks" if config.has_own_code(root) else INSTALLED_COMMAND
+    text = STAGE.replace("STAGE", name).replace("COMMAND", command).replace("OUTPUT", output)
+    lines = "".join(f"      - {one}\n" for one in dependencies)
+    text = text.replace("DEPENDENCIES", f"    deps:\n{lines}" if lines else "")
+    return text.replace("PARAMS", "".join(PARAMETER % one for one in params.items()))
 
 
-def code_pins(text: str) -> str:
-    """Return what ``PINS`` holds for the dvc.yaml of a project with code: of each stage, the sha256 over its files."""
-    digests = {}
-    for stage, described in yaml.safe_load(text)["stages"].items():
-        digest = hashlib.sha256()
-        for file in sorted(path for path in described["deps"] if path.startswith("tasks/") and _is_ours(path)):
-            digest.update(f"{file}\0".encode() + (config.code_root() / file).read_bytes())
-        digests[stage] = digest.hexdigest()
-    return json.dumps(digests, indent=2) + "\n"
+def _reader(kind: str) -> str:
+    """Return what ``READER`` is to hold: VERSION in the file of the kind, 1 where it says none."""
+    code = (config.code_root() / "tasks" / "data" / "kinds" / f"{kind}.py").read_text(encoding="utf-8")
+    found = VERSION.search(code)
+    return json.dumps({"version": int(found[1]) if found else 1}) + "\n"
 
 
-def _is_ours(file: str) -> bool:
-    return (config.code_root() / file).is_file()
+def is_reader_noted(folder: Path) -> bool:
+    """Return whether ``READER`` has the version of the present reader, so that DVC sees whether an earlier one prepared
+    the data."""
+    path = folder / READER
+    return path.is_file() and path.read_text(encoding="utf-8") == _reader(config.read_description(folder).kind)
 
 
-def _pins_of_today(folder: Path) -> str | None:
-    """Return what ``PINS`` must hold; None for a missing dataset, and in a project with code of its own."""
-    if config.has_own_code(folder.parents[1]) or not (folder / "params.yaml").exists():
-        return None
-    described = config.read_description(folder)
-    return code_pins(
-        local_pipeline(described)
-        if described.is_local
-        else tfds_pipeline(folder.name, getattr(described, "builder", None))
-    )
-
-
-def pin_code(name: str, root: Path) -> None:
-    """Write ``PINS``, where the project has no code of its own, so that DVC sees a change of the package's code."""
-    folder = root / "data" / name
-    wanted = _pins_of_today(folder)
-    if wanted is not None and not has_pinned_code(name, root):
-        with files.replacing(folder / PINS) as written:
-            written.write_text(wanted, encoding="utf-8")
-
-
-def has_pinned_code(name: str, root: Path) -> bool:
-    """Return whether ``PINS`` holds the digests of the present code."""
-    wanted, path = _pins_of_today(root / "data" / name), root / "data" / name / PINS
-    return wanted is None or (path.is_file() and path.read_bytes() == wanted.encode())
+def note_reader(folder: Path) -> None:
+    """Write the version of the present reader into ``READER``."""
+    if not is_reader_noted(folder):
+        with files.replacing(folder / READER) as written:
+            written.write_text(_reader(config.read_description(folder).kind), encoding="utf-8")
 
 
 def _refuse_files_of_the_users(folder: Path, wanted: dict[str, str]) -> None:
@@ -322,18 +287,16 @@ def _keep_to_description(dataset: config.Dataset, folder: Path) -> None:
     )
 
 
-def tfds_pipeline(name: str, builder: str | None = None) -> str:
-    """Return the dvc.yaml of a TFDS dataset. A dataset of tasks/data/builders/ depends on its own file alone, the
-    user's own ``module:Class`` on what it imports from the project's folder."""
-    file, _ = config.split_folder_name(name)
-    own = [SHARED, f"tasks/data/builders/{file}.py"] if file in config.names_of("data/builders") else []
+def tfds_pipeline(name: str, root: Path, builder: str | None = None) -> str:
+    """Return the dvc.yaml of a TFDS dataset. A dataset of the project's tasks/data/builders/ depends on its own file,
+    the user's own ``module:Class`` on what it imports from the project's folder."""
+    builder_name, _ = config.split_folder_name(name)
+    file = f"tasks/data/builders/{builder_name}.py"
+    own = [file] if (root / file).is_file() else []
     if builder is not None:
         own = [path.as_posix() for path in own_code.files(builder)]
-    code = ["tasks/data/builders/__init__.py", *own]
-    raw = "data/${dataset.name}/raw"
-    readers = ["tasks/data/kinds/tfds.py", *config.Tfds.modules]
-    prepare = _stage("prepare", [raw, *code, *readers], "dataset", "prepared")
-    return HEAD + _stage("download", code, "dataset.version", "raw") + prepare
+    download = _stage("download", own, {"params.yaml": "dataset.version"}, "raw", root)
+    return HEAD + download + _prepare(["data/${dataset.name}/raw", *own], root)
 
 
 def remove(folder: Path, root: Path) -> list[str]:
@@ -356,7 +319,7 @@ def remove(folder: Path, root: Path) -> list[str]:
         own += [by_tfds, folder / "raw" / "manifest.json", folder / "raw"]
     take_away([path for path in (*own, folder / "prepared") if path.exists() and not path.is_symlink()])
     # The description last: as long as it is there, the command can be repeated.
-    for name in (".download.lock", ".prepare.lock", ".gitignore", PINS, "dvc.lock", "dvc.yaml", "params.yaml"):
+    for name in (".download.lock", ".prepare.lock", ".gitignore", READER, "dvc.lock", "dvc.yaml", "params.yaml"):
         (folder / name).unlink(missing_ok=True)
     take_away([folder])
     return [path.relative_to(root).as_posix() for path in _below(folder) if not path.is_dir()]

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ def _bring_up_to_date(
         prepared_data.set_foreign_aside(name)
         if (source := dataset_folder.missing_source(name, root)) is not None:
             return _without_source(name, source, force)
-        dataset_folder.pin_code(name, root)
+        dataset_folder.note_reader(folder)
         if not force and data_state.is_known(root, name):
             return load_prepared(name) if stage == "prepare" else None
         for source in dataset_folder.sources_of(name, root):
@@ -189,13 +189,68 @@ def load_prepared(name: str) -> PreparedDataset:
     return prepared.model_copy(update={"data_version": lineage.data_version(name)})
 
 
-def is_up_to_date(name: str) -> bool:
-    """Return whether DVC finds the prepared data up to date; nothing is made."""
-    if not dataset_folder.has_pinned_code(name, config.project_root()):
-        return False
-    if data_state.is_known(config.project_root(), name):
-        return True
-    return dvc.is_up_to_date(f"data/{name}/dvc.yaml:prepare", config.project_root())
+def load_up_to_date(name: str) -> PreparedDataset | None:
+    """Return the record of a prepared dataset; None where a run would prepare it first. Nothing is made."""
+    root = config.project_root()
+    try:
+        prepared = load_prepared(name)
+    except UserError:  # Missing or damaged; a run makes it again.
+        return None
+    if dataset_folder.missing_source(name, root) is not None:  # As where `data pull` has brought the data.
+        different = prepared.data_version is None or dataset_folder.changed_since_prepared(root / "data" / name)
+        return None if different else prepared
+    if not dataset_folder.is_reader_noted(root / "data" / name):
+        return None
+    same = data_state.is_known(root, name) or dvc.is_up_to_date(f"data/{name}/dvc.yaml:prepare", root)
+    return prepared if same else None
+
+
+def choose_settings(
+    recipe: str | None, overrides: Sequence[str] | Mapping[str, Any], prepared: PreparedDataset
+) -> config.Settings:
+    """Return the settings to train on prepared data with; say what is chosen for these, and why.
+
+    Args:
+        recipe: as ``config.load`` takes it.
+        overrides: as ``config.load`` takes them.
+        prepared: the data of this run, after all that has changed was prepared.
+    """
+    settings = config.load(recipe, overrides, prepared=prepared)
+    tell_choices(recipe, settings, prepared)
+    return settings
+
+
+def load(recipe: str | None, overrides: Sequence[str]) -> tuple[config.Settings, PreparedDataset]:
+    """Return the settings to train with on data that are prepared already, and these; see ``choose_settings``."""
+    prepared = load_prepared(config.load(recipe, overrides).dataset.name)
+    return choose_settings(recipe, overrides, prepared), prepared
+
+
+def settle(recipe: str | None, overrides: Sequence[str]) -> config.Settings:
+    """Return the settings to train with on data as they are now, for what another machine does later.
+
+    Raises:
+        UserError: they are chosen for data which a run would prepare first.
+    """
+    asked = config.load(recipe, overrides)
+    if not config.follows_data(recipe, asked):
+        return asked
+    name = asked.dataset.name
+    if (prepared := load_up_to_date(name)) is None:
+        raise UserError(
+            f"dataset.name = '{name}': model, batch size, epochs and what else no recipe says are chosen for its data, "
+            "and these are not prepared, or have changed since. First `stratagem prepare --set dataset.name="
+            f"{name}`, or give a recipe"
+        )
+    return choose_settings(recipe, overrides, prepared)
+
+
+def tell_choices(recipe: str | None, settings: config.Settings, prepared: PreparedDataset) -> None:
+    """Print what is chosen for prepared data, and why; and which of it was given otherwise."""
+    for choice in config.choices(recipe, settings, prepared):
+        given = ", ".join(config.overruled(choice, settings))
+        but = f" (but for what was given: {given})" if given else ""
+        print(f"chosen for {prepared.name}: {choice.reason}{but}", file=sys.stderr)
 
 
 def check_source(dataset: config.Dataset) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tasks import config, records, reports, runs
@@ -87,12 +87,12 @@ def _counts(splits: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in splits.items())
 
 
-def run_train(settings: config.Settings) -> None:
+def run_train(recipe: str | None, overrides: Sequence[str]) -> None:
     """Train as a run of its own; write its record and its history."""
     root = config.project_root()
     folder = root / "metrics"
     folder.mkdir(exist_ok=True)
-    prepared = dvc_data.load_prepared(settings.dataset.name)
+    settings, prepared = dvc_data.load(recipe, overrides)
     preconditions.check_devices(settings)
     with runs_of_the_project(root):
         training = pipeline.train_alone(settings, prepared, pipeline.Resumption())
@@ -100,10 +100,10 @@ def run_train(settings: config.Settings) -> None:
     reports.history_table(training, folder / "history.csv")
 
 
-def run_evaluate(settings: config.Settings) -> None:
+def run_evaluate(recipe: str | None, overrides: Sequence[str]) -> None:
     """Evaluate what `train` trained; write its record, its tables and its pictures."""
     root = config.project_root()
-    prepared = dvc_data.load_prepared(settings.dataset.name)
+    settings, prepared = dvc_data.load(recipe, overrides)
     training = records.load(TrainingResult, root / "metrics" / "training.json")
     with runs_of_the_project(root):
         _evaluate(settings, prepared, training, root)

@@ -1,19 +1,18 @@
 """What `run`, `compare`, `sweep` or `data add` would do: its steps, which of them are done already, and where each
-setting comes from. Nothing is started, and only what makes the next look faster (mlruns/code.json) is written. What the
-command would refuse is refused.
+setting comes from. DVC says whether the data are up to date; if they are not, nothing is said that follows from them.
+Only what makes the next look faster is written (mlruns/code.json, .dvc/). What the command would refuse is refused.
 """
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks import config, runs
-from tasks.data import data_state, dataset_folder
+from tasks.data import dataset_folder
 from tasks.operations import dvc_data, preconditions
-from tasks.records import Explanation, GivenSetting, PlannedStage, SweepPlan
+from tasks.records import Explanation, GivenSetting, PlannedStage, PreparedDataset, SweepPlan
 from tasks.runs import lineage
-from tasks.system.errors import UserError, printable
+from tasks.system.errors import printable
 
 if TYPE_CHECKING:
     from tasks.sweeps import Space
@@ -35,14 +34,19 @@ def explain(recipe: str | None, overrides: Sequence[str], stages: Sequence[str] 
     settings = config.load(recipe, overrides)
     if "train" in stages:
         preconditions.check_devices(settings)
-    planned = [one for one in (*_data(settings), *_training(settings)) if one.stage in stages]
-    sources = config.sources_of(recipe, overrides)
-    values = settings.flat()
-    given = [GivenSetting(key=key, value=value, source=sources[key]) for key, value in values.items()]
+    prepared = dvc_data.load_up_to_date(settings.dataset.name)
+    settings = config.load(recipe, overrides, prepared=prepared)
+    planned = [one for one in (*_data(settings, prepared), *_training(settings, prepared)) if one.stage in stages]
+    sources = config.sources_of(recipe, overrides, prepared)
+    given = [_given(key, value, sources[key]) for key, value in settings.flat().items()]
     return Explanation(stages=tuple(planned), settings=tuple(given))
 
 
-def _data(settings: config.Settings) -> Iterator[PlannedStage]:
+def _given(key: str, value: Any, source: str) -> GivenSetting:
+    return GivenSetting(key=key, value=None if source == config.LATER else value, source=source)
+
+
+def _data(settings: config.Settings, prepared: PreparedDataset | None) -> Iterator[PlannedStage]:
     root, name = config.project_root(), settings.dataset.name
     if (root / "data" / name).is_dir() and dataset_folder.is_local(name, root):
         yield PlannedStage(stage="download", does="is left out", why="its source is a file or folder of yours")
@@ -50,28 +54,21 @@ def _data(settings: config.Settings) -> Iterator[PlannedStage]:
         yield PlannedStage(stage="download", does="is cached", why=f"data/{name}/raw is there, and was verified")
     else:
         yield PlannedStage(stage="download", does="would run", why=f"data/{name}/raw is not there")
-    yield _preparation(name, root)
+    yield _preparation(name, prepared)
 
 
-def _preparation(name: str, root: Path) -> PlannedStage:
+def _preparation(name: str, prepared: PreparedDataset | None) -> PlannedStage:
+    if prepared is not None:
+        return PlannedStage(stage="prepare", does="is cached", why="DVC finds it up to date")
     place = f"data/{name}/prepared"
-    if not (root / place / "manifest.json").exists():
-        return PlannedStage(stage="prepare", does="would run", why=f"{place} is not there")
-    if not dataset_folder.has_pinned_code(name, root):
-        why = "the installed package has other code than the one that made it"
-        return PlannedStage(stage="prepare", does="would run", why=why)
-    if data_state.is_known(root, name):
-        why = "DVC found it up to date, and no file that it goes by has changed since"
-        return PlannedStage(stage="prepare", does="is cached", why=why)
-    why = f"{place} is there; a file that DVC goes by may have changed since it looked"
-    return PlannedStage(stage="prepare", does="asks DVC", why=why)
+    there = (config.project_root() / place / "manifest.json").exists()
+    why = f"{place} is there, and what it is made from has changed since" if there else f"{place} is not there"
+    return PlannedStage(stage="prepare", does="would run", why=why)
 
 
-def _training(settings: config.Settings) -> Iterator[PlannedStage]:
-    try:
-        prepared = dvc_data.load_prepared(settings.dataset.name)
-    except UserError:
-        yield PlannedStage(stage="train", does="would run", why="its data are not prepared yet")
+def _training(settings: config.Settings, prepared: PreparedDataset | None) -> Iterator[PlannedStage]:
+    if prepared is None:
+        yield PlannedStage(stage="train", does="would run", why="its data are prepared first")
     else:
         traced = lineage.collect(settings, prepared.data_version)
         same, unfinished = lineage.finished_run(prepared.name, traced), runs.find_unfinished(settings, traced)
@@ -92,7 +89,11 @@ def _training(settings: config.Settings) -> Iterator[PlannedStage]:
 
 
 def comparison(
-    rows: Mapping[str, config.Settings | str], key: str, recipe: str | None, given: Mapping[str, Any]
+    rows: Mapping[str, config.Settings | str],
+    key: str,
+    recipe: str | None,
+    given: Mapping[str, Any],
+    prepared: PreparedDataset | None,
 ) -> Explanation:
     """Return what `stratagem compare` would do.
 
@@ -101,16 +102,14 @@ def comparison(
         key: identifies comparisons of the same rows.
         recipe: a name in recipes/ or a path.
         given: single settings, for all rows or for one strategy.
+        prepared: the data; None where they are prepared first.
     """
     trained = {name: settings for name, settings in rows.items() if isinstance(settings, config.Settings)}
     first = next(iter(trained.values()))
     kept = set()
-    planned = [*_data(first)]
-    try:
-        wanted = lineage.collect(first, dvc_data.load_prepared(first.dataset.name).data_version)
-    except UserError:
-        pass  # No comparison has begun on data that are not prepared.
-    else:
+    planned = [*_data(first, prepared)]
+    if prepared is not None:
+        wanted = lineage.collect(first, prepared.data_version)
         unfinished, _ = runs.find_unfinished_comparison(key, first.dataset.name, wanted)
         if unfinished is not None:
             kept = {f"{row.strategy}, {row.loop}" for row in runs.load_progress(unfinished).rows}
@@ -122,7 +121,7 @@ def comparison(
             planned.append(PlannedStage(stage=name, does="would resume", why=why))
         else:
             planned.append(PlannedStage(stage=name, does="would run", why="no unfinished comparison has measured it"))
-    plain, sources = config.load(recipe).flat(), config.sources_of(recipe, [])
+    plain, sources = _without_own(recipe, given, prepared)
     flat = {name: settings.flat() for name, settings in trained.items()}
     settings = []
     for one in dict.fromkeys(key for values in flat.values() for key in values):
@@ -131,18 +130,28 @@ def comparison(
         same = len(values) == len(flat) and all(other == value for other in values.values())
         section, _, own = one.partition(".")
         is_given = one in given or any(other.startswith(f"{section}.") and other.endswith(f".{own}") for other in given)
-        source = "--set" if is_given else sources[one] if same and plain.get(one) == value else "the comparison"
-        settings.append(GivenSetting(key=one, value=value if same else values, source=source))
+        inherited = same and (plain.get(one) == value or sources.get(one) == config.LATER)
+        source = "--set" if is_given else sources[one] if inherited else "the comparison"
+        settings.append(_given(one, value if same else values, source))
     return Explanation(stages=tuple(planned), settings=tuple(settings))
 
 
-def sweep(space: "Space", plan: SweepPlan, trials: int) -> Explanation:
+def _without_own(
+    recipe: str | None, given: Mapping[str, Any], prepared: PreparedDataset | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings on the dataset that is given, with nothing else that is, and the source of each."""
+    chosen = [f"{key}={given[key]}" for key in ("dataset.name",) if key in given]
+    return config.load(recipe, chosen, prepared=prepared).flat(), config.sources_of(recipe, chosen, prepared)
+
+
+def sweep(space: "Space", plan: SweepPlan, trials: int, prepared: PreparedDataset | None) -> Explanation:
     """Return what `stratagem sweep` would do.
 
     Args:
         space: where its trials come from.
         plan: what two sweeps have in common where the second continues the first.
         trials: how many are wanted, including those that an unfinished sweep has begun.
+        prepared: the data; None where they are prepared first.
 
     Raises:
         UserError: an unfinished sweep of this name has another plan.
@@ -152,31 +161,28 @@ def sweep(space: "Space", plan: SweepPlan, trials: int) -> Explanation:
     settings, done = space.example, 0
     why = "no sweep of this space is unfinished"
     before = None
-    try:
-        prepared = dvc_data.load_prepared(settings.dataset.name)
-    except UserError:
-        why = "its data are not prepared yet"
+    if prepared is None:
+        why = "its data are prepared first"
     else:
         before = sweeps.find_sweep(plan, settings, prepared)
     if before is not None:
         done = len(runs.children(before.run_id))
         why = f"sweep {before.run_id} has begun {done} of {trials} trials; --fresh begins a new one"
     planned = [
-        *_data(settings),
+        *_data(settings, prepared),
         PlannedStage(stage="trials", does="would run" if before is None else "would resume", why=why),
         PlannedStage(stage="final", does="would run", why="the best trial again, on all examples, then the gate"),
     ]
-    flat, plain = settings.flat(), config.load(space.file.recipe).flat()
-    sources = config.sources_of(space.file.recipe, [])
+    plain, sources = _without_own(space.file.recipe, space.fixed, prepared)
     given = []
-    for key, value in flat.items():
+    for key, value in settings.flat().items():
         if key in space.parameters:
             value, source = str(space.file.space[key]), f"{space.path.name}, of which each trial takes one"
         elif key in space.fixed or plain.get(key) != value:
             source = space.path.name
         else:
             source = sources[key]
-        given.append(GivenSetting(key=key, value=value, source=source))
+        given.append(_given(key, value, source))
     return Explanation(stages=tuple(planned), settings=tuple(given))
 
 
@@ -201,7 +207,7 @@ def _adding(described: config.LocalDescription) -> Iterator[PlannedStage]:
     there = dataset_folder.is_there(described, root)
     what = f"{place} is this dataset" if there else f"{place} with params.yaml and dvc.yaml is not there"
     yield PlannedStage(stage="folder", does="is there already" if there else "would run", why=what)
-    yield _preparation(described.name, root)
+    yield _preparation(described.name, dvc_data.load_up_to_date(described.name) if there else None)
 
 
 def _sources_of_description(described: config.LocalDescription, values: Mapping[str, Any]) -> Iterator[GivenSetting]:

@@ -5,6 +5,7 @@ import contextlib
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -274,13 +275,14 @@ def member_name(settings: config.Settings) -> str | None:
     return None if member.is_chief else member.name
 
 
-def join(settings: config.Settings, as_run: bool = False) -> bool:
+def join(recipe: str | None, overrides: Sequence[str], as_run: bool = False) -> bool:
     """Run the part of a worker until the chief has trained, and with ``as_run`` evaluated.
 
     Return False, without doing anything, if this process runs the pipeline: see ``member_name``.
 
     Args:
-        settings: the same as the chief's.
+        recipe: the same as the chief's.
+        overrides: the same as the chief's.
         as_run: prepare the data first and evaluate after the training, as the chief does in `stratagem run`; without
             it the data must be prepared.
 
@@ -288,11 +290,12 @@ def join(settings: config.Settings, as_run: bool = False) -> bool:
         UserError: the settings, the data or TF_CONFIG cannot be used.
         StratagemError: the training failed, or another member was lost.
     """
-    if member_name(settings) is None:
+    asked = config.load(recipe, overrides)
+    if member_name(asked) is None:
         return False
     if as_run:
-        dvc_data.prepare_data(settings)
-    prepared = dvc_data.load_prepared(settings.dataset.name)
+        dvc_data.prepare_data(asked)
+    settings, prepared = dvc_data.load(recipe, overrides)
     processes = client.start_processes(settings)
     name = processes.first.member.name
     print(f"{name} joins the cluster; its log: {processes.group.logs}", file=sys.stderr)
@@ -309,25 +312,32 @@ def join(settings: config.Settings, as_run: bool = False) -> bool:
 
 
 def load_training(
-    settings: config.Settings, run_id: str | None
+    recipe: str | None, overrides: Sequence[str], run_id: str | None
 ) -> tuple[config.Settings, PreparedDataset, Run, TrainingResult]:
     """Return the settings, the data and the records of a trained run, for a later stage.
 
     The settings are those of the run, except that ``evaluate`` and ``register`` are today's.
 
     Args:
-        settings: name the dataset when ``run_id`` is None.
+        recipe: of today's settings.
+        overrides: of today's settings; these name the dataset when ``run_id`` is None.
         run_id: the run; None is the newest on that dataset.
 
     Raises:
         UserError: no such run, or it was not trained to its end, or was pruned.
     """
-    run = runs.newest(settings.dataset.name) if run_id is None else runs.resolve(run_id)
-    runs.refuse_pruned(run)
-    training = runs.load_training(run)
-    now = settings.to_json()
+    asked = config.load(recipe, overrides)
+    run = runs.newest(asked.dataset.name) if run_id is None else runs.resolve(run_id)
+    _, prepared, training = _load_trained(run)
+    now = config.load(recipe, overrides, prepared=prepared).to_json()
     trained = config.parse({**run.settings, "evaluate": now["evaluate"], "register": now["register"]})
-    return trained, dvc_data.load_prepared(trained.dataset.name), run, training
+    return trained, prepared, run, training
+
+
+def _load_trained(run: Run) -> tuple[config.Settings, PreparedDataset, TrainingResult]:
+    runs.refuse_pruned(run)
+    training, settings = runs.load_training(run), config.parse(run.settings)
+    return settings, dvc_data.load_prepared(settings.dataset.name), training
 
 
 def find_model(name: str, checkpoint: str | None) -> tuple[config.Settings, PreparedDataset, Run, str]:
@@ -345,31 +355,30 @@ def find_model(name: str, checkpoint: str | None) -> tuple[config.Settings, Prep
         raise UserError(errors.one_of("--checkpoint", checkpoint, ("latest", "best")))
     if not name.startswith("models:"):
         run = runs.resolve(name)
-        settings, prepared, run, _ = load_training(config.parse(run.settings), run.run_id)
+        settings, prepared, _ = _load_trained(run)
         return settings, prepared, run, "best" if checkpoint == "best" else "latest"
     if checkpoint is not None:
         raise UserError(f"{name} is one model of its run: leave --checkpoint out, or name the run")
     found = client.find_model(config.load(), name)
     if (logged := runs.look_up(found.run_id)) is None:
         raise UserError(f"{name} is of run {found.run_id}, which is not in mlruns/ here: give the command where it is")
-    settings, prepared, run, training = load_training(config.parse(logged.settings), logged.run_id)
+    settings, prepared, training = _load_trained(logged)
     root = config.project_root()
     for which, file in (("latest", root / training.final_model), ("best", root / training.best_model)):
         if file.is_file() and files.digest(file) == found.keras_file_sha256:
-            return settings, prepared, run, which
+            return settings, prepared, logged, which
     raise UserError(
-        f"{name} is a model of run {run.run_id} that is not in the run's folder: it is damaged there, or the run was "
+        f"{name} is a model of run {logged.run_id} that is not in the run's folder: it is damaged there, or the run was "
         "resumed since then. Give the run in place of the model, to export what it has now"
     )
 
 
-def find_unchanged(settings: config.Settings) -> RunSummary | None:
+def find_unchanged(recipe: str | None, overrides: Sequence[str]) -> RunSummary | None:
     """Return what ``unchanged`` returns, if DVC finds the data up to date; imports neither Prefect nor a framework."""
-    try:
-        same = unchanged(settings, dvc_data.load_prepared(settings.dataset.name))
-    except UserError:  # The data are missing or damaged; a run makes them again.
+    prepared = dvc_data.load_up_to_date(config.load(recipe, overrides).dataset.name)
+    if prepared is None:
         return None
-    return same if same is not None and dvc_data.is_up_to_date(settings.dataset.name) else None
+    return unchanged(config.load(recipe, overrides, prepared=prepared), prepared)
 
 
 def unchanged(settings: config.Settings, prepared: PreparedDataset) -> RunSummary | None:

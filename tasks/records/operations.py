@@ -14,7 +14,6 @@ class PlannedStage(Record):
         "would end",
         "is cached",
         "is there already",
-        "asks DVC",
         "asks MLflow",
         "would resume",
         "is left out",
@@ -28,7 +27,8 @@ class GivenSetting(Record):
     key: str
     value: Any
     source: str
-    """`params.yaml`, `recipe NAME`, `--set`, `dataset: REASON`, `default rule`, or what else says it."""
+    """`params.yaml`, `recipe NAME`, `--set`, `dataset: REASON`, `default rule`, or what else says it; the value is null
+    as long as it cannot be chosen for the data."""
 
 
 class Explanation(Record):

@@ -31,6 +31,7 @@ from tasks.runs.locks import (
     is_abandoned,
     is_locked,
     key_of,
+    key_of_asked,
     lock,
     lock_run,
     process_space,

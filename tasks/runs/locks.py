@@ -50,6 +50,11 @@ def key_of(settings: config.Settings) -> str:
     return settings.digest()[:16]
 
 
+def key_of_asked(settings: config.Settings) -> str:
+    """Return the same of commands that still wait for their data, by which the rest of the settings is chosen."""
+    return f"asked-{key_of(settings)}"
+
+
 @contextlib.contextmanager
 def lock(key: str, what: str, flow_run_id: str | None = None) -> Iterator[RunLock]:
     """Take the lock of a key, which one process alone can have, until the block ends or the process dies.
@@ -122,9 +127,10 @@ def refuse_locked(settings: config.Settings, resume: str | None = None) -> None:
         UserError: names that process; or there is no run to resume.
     """
     named = find_named(settings, resume)
-    for key, what in [(key_of(settings), describe(settings))] + (
-        [(named.key, f"run {named.run_id}")] if named is not None else []
-    ):
+    wanted = dict.fromkeys((key_of(settings), key_of_asked(settings)), describe(settings))
+    if named is not None:
+        wanted[named.key] = f"run {named.run_id}"
+    for key, what in wanted.items():
         if is_locked(key):
             raise _refusal(key, what)
 

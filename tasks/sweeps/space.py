@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks import config
+from tasks.records import PreparedDataset
 from tasks.system.errors import UserError, cut, one_of, shown
 
 FOLDER = Path("recipes") / "sweeps"
@@ -100,8 +101,14 @@ Parameter = Range | tuple[Any, ...]
 class Space:
     """A space whose file was read and checked: settings of its corners are accepted."""
 
-    def __init__(self, path: Path, file: SpaceFile, parameters: Mapping[str, Parameter]) -> None:
-        self.path, self.file, self.parameters = path, file, parameters
+    def __init__(
+        self,
+        path: Path,
+        file: SpaceFile,
+        parameters: Mapping[str, Parameter],
+        prepared: PreparedDataset | None = None,
+    ) -> None:
+        self.path, self.file, self.parameters, self._prepared = path, file, parameters, prepared
         self.fixed = config.flat(file.set)
         self.name = path.stem
         self.metric = file.metric or self._load(next(self.corners())).checkpoint.monitor
@@ -130,7 +137,7 @@ class Space:
 
     def _load(self, values: Mapping[str, Any]) -> config.Settings:
         try:
-            return config.load(self.file.recipe, {**self.fixed, **values})
+            return config.load(self.file.recipe, {**self.fixed, **values}, prepared=self._prepared)
         except UserError as error:
             raise UserError(f"{self.path}: {error}") from None
 
@@ -202,11 +209,12 @@ def spaces(root: Path) -> dict[str, Path]:
     return {path.stem: path for path in sorted((root / FOLDER).glob("*.yaml"))}
 
 
-def load(name: str) -> Space:
+def load(name: str, prepared: PreparedDataset | None = None) -> Space:
     """Return a space, checked as far as that is possible before anything starts.
 
     Args:
         name: one of ``recipes/sweeps/``, or a path.
+        prepared: the data, by which settings that nobody gives are chosen.
 
     Raises:
         UserError: there is none; or names the first thing that is wrong with it, what is allowed and what to do.
@@ -228,7 +236,7 @@ def load(name: str) -> Space:
         file = SpaceFile.model_validate(values)
     except ValidationError as error:
         raise UserError(f"{path}: {_explain(error)}") from None
-    space = Space(path, file, {key: _parameter(path, key, value) for key, value in file.space.items()})
+    space = Space(path, file, {key: _parameter(path, key, value) for key, value in file.space.items()}, prepared)
     for key in space.parameters:
         _refuse_key(path, key, file)
     space.check()

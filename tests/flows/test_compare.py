@@ -211,6 +211,20 @@ def test_each_training_is_traced_afterwards_unless_it_is_turned_off(any_machine,
     assert [settings.train.traced_steps for settings in planned.trainable] == [steps, steps]
 
 
+def test_what_fits_the_data_is_chosen_when_these_are_prepared(any_machine, tiny):
+    """An earlier version of them lies in data/tiny; only the flow knows what this comparison trains on."""
+    given = ["one_device", "mirrored"], ["fit"], None, {"dataset.name": "tiny", "train.epochs": 3}
+    asked = plan(*given)
+    assert asked.shared.model == config.load().model
+    larger = tiny.splits["train"].model_copy(update={"num_examples": 6000, "class_counts": (5700, 300)})
+    fitted = plan(*given, tiny.model_copy(update={"splits": {"train": larger}}))
+    for settings in fitted.trainable:
+        train, register = settings.train, settings.register_
+        assert (settings.model.name, train.global_batch_size, train.epochs) == ("vgg", 128, 3)
+        assert register.minimum == 0.95
+    assert fitted.shared.train.per_replica_batch_size == 128
+
+
 # The table
 
 CPU = "/device:CPU:0"

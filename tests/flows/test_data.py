@@ -70,6 +70,48 @@ def test_own_photos_are_added_and_followed_when_they_change(photos, project, run
     assert (forced.returncode, forced.stderr.count("error: dataset.source = ")) == (2, 1)
 
 
+def rows_of(labels):
+    """A table of two columns of noise and of these labels."""
+    noise = np.random.default_rng(0).normal(size=(len(labels), 2)).round(3)
+    return "a,b,label\n" + "".join(f"{a},{b},{label}\n" for (a, b), label in zip(noise, labels, strict=True))
+
+
+def write_pictures(folder, side):
+    for number in range(40):
+        place = folder / "xy"[number % 2] / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((side, side), number, np.uint8)).save(place)
+
+
+def test_a_run_chooses_by_the_data_that_it_trains_on(project, run, tmp_path):
+    """And not by those which were there when they were added."""
+    table, pictures = tmp_path / "table.csv", tmp_path / "pictures"
+    table.write_text(rows_of(["rare", "common"] * 30))
+    (tmp_path / "quality.csv").write_text(rows_of([3 + number % 6 for number in range(120)]))
+    write_pictures(pictures, 64)
+    for source, options in ((table, "--target=label"), (tmp_path / "quality.csv", "--target=label"), (pictures, "--")):
+        added = run(["stratagem", "data", "add", source, options])
+        assert added.returncode == 0, added.stderr
+    command = ["stratagem", "run", "--set", "train.epochs=1", "--json", "--set"]
+    table.write_text(rows_of([*["common"] * 19, "rare"] * 60))
+    description = project / "data" / "quality" / "params.yaml"
+    description.write_text(description.read_text().replace("task: classification", "task: regression"))
+    write_pictures(pictures, 8)
+    for name, expected in {
+        "table": {"train.per_replica_batch_size": 16, "register.minimum": 0.95},
+        "quality": {"checkpoint.monitor": "validation/loss", "register.metric": "test/r2"},
+        "pictures": {"model.options.filters": [24, 40], "input.augmentation.crop_padding": 1},
+    }.items():
+        planned = run([*command, f"dataset.name={name}", "--explain"])
+        later = {one["key"]: one["source"] for one in json.loads(planned.stdout)["settings"]}
+        assert later["register.metric"] == "chosen for the data, once they are prepared"
+        trained = run([*command, f"dataset.name={name}", "--if-changed"])
+        assert trained.returncode == 0, trained.stderr
+        record = project / "mlruns" / "runs" / json.loads(trained.stdout)["run_id"] / "records" / "run.json"
+        settings = config.parse(json.loads(record.read_text())["settings"]).flat()
+        assert {key: settings[key] for key in expected} == expected
+
+
 @pytest.mark.exhaustive
 def test_data_without_a_test_split_are_trained_on_without_options(project, run, tmp_path):
     noise = np.random.default_rng(0)

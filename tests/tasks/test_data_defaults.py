@@ -1,12 +1,11 @@
 """What a dataset without a recipe is trained with."""
 
-import json
-
+import numpy as np
 import pytest
 
 from tasks import config
-from tasks.config.data_defaults import choose
-from tasks.system.errors import UserError
+from tasks.config.data_defaults import CHOSEN, choose
+from tasks.records import PreparedDataset
 
 IMAGE = {"kind": "image", "shape": [64, 64, 3]}
 NUMBER, TEXT = {"kind": "number", "shape": [5]}, {"kind": "text", "shape": [20]}
@@ -75,28 +74,46 @@ def test_the_gate_follows_the_task():
     assert (several["register.metric"], several["register.minimum"]) == ("test/micro_f1", None)
 
 
+def test_all_that_may_be_chosen_is_listed():
+    labels = {"task": "multilabel", "num_outputs": 3}
+    made = [manifest({"image": IMAGE}), manifest({"number": NUMBER}, validation={"num_examples": 1}, target=labels)]
+    assert {key for one in made for key in values_of(one)} == set(CHOSEN)
+    listed = {key for key in config.load().flat() if key.startswith(CHOSEN)}
+    assert {key for key in listed - set(CHOSEN) if not key.startswith("model.options.")} == set()
+
+
 @pytest.fixture
-def prepared_table(project):
-    folder = project / "data" / "own.v1" / "prepared"
-    folder.mkdir(parents=True)
-    split = {"num_examples": 80, "class_counts": [40, 40]}
-    (folder / "manifest.json").write_text(json.dumps(manifest({"number": NUMBER}, 400, validation=split)))
+def load(project):
+    """Load settings for a table of numbers that is prepared."""
+    split = {"features": {}, "labels": "", "sha256": {}, "num_examples": 400, "class_counts": (200, 200)}
+    features = {"number": {"kind": "number", "shape": (5,), "dtype": "float32"}}
+    prepared = {
+        "name": "own.v1", "kind": "table", "version": "1", "folder": "", "features": features, "sha256": {},
+        "target": CLASSES | {"class_names": ("a", "b")}, "splits": {"train": split, "validation": split},
+    }  # fmt: skip
+    prepared = PreparedDataset.model_validate(prepared)
+
+    def load(*given, recipe=None):
+        settings = config.load(recipe, ["dataset.name=own/v1", *given], prepared=prepared)
+        return settings, config.choices(recipe, settings, prepared)
+
+    return load
 
 
-def test_what_is_given_comes_before_what_is_chosen(prepared_table):
-    settings = config.load(None, ["dataset.name=own/v1"])
+def test_what_is_given_comes_before_what_is_chosen(load):
+    settings, _ = load()
     assert (settings.model.name, settings.input.validation) == ("mixed", "validation")
     assert settings.optimizer == config.load().optimizer, "of params.yaml, which nothing is chosen for"
-    own = config.load(None, ["dataset.name=own/v1", "model.options.units=[7]", "train.global_batch_size=50"])
+    own, _ = load("model.options.units=[7]", "train.global_batch_size=50")
     assert own.model.options == {"units": [7]}
     assert (own.train.per_replica_batch_size, own.train.global_batch_size) == (None, 50)
-    assert config.load(None, ["dataset.name=own/v1", "model.name=wide_deep"]).model.options == {}
+    assert load("model.name=wide_deep")[0].model.options == {}
 
 
-def test_what_was_given_otherwise_than_chosen_is_known(prepared_table):
+def test_what_was_given_otherwise_than_chosen_is_known(load):
     def keys(*given):
-        settings = config.load(None, ["dataset.name=own/v1", *given])
-        return [key for one in config.choices(None, settings.to_json()) for key in config.overruled(one, settings)]
+        settings, chosen = load(*given)
+        return [key for one in chosen for key in config.overruled(one, settings)]
 
     assert keys() == []
     assert keys("train.epochs=3", "schedule.learning_rate=0.1", "train.seed=4") == [
@@ -105,25 +122,18 @@ def test_what_was_given_otherwise_than_chosen_is_known(prepared_table):
     assert keys("train.epochs=3", "schedule.learning_rate=0.002") == ["train.epochs"], "as was chosen"
 
 
-def test_a_recipe_and_params_yaml_say_what_their_dataset_is_trained_with(prepared_table, project):
+def test_a_recipe_and_params_yaml_say_what_their_dataset_is_trained_with(load, project):
     (project / "own.yaml").write_text("dataset: {name: own.v1}\n")
-    recipe = config.load(str(project / "own.yaml"))
-    assert recipe.model == config.load().model
-    assert config.choices(str(project / "own.yaml"), recipe.to_json()) is None
-    assert config.choices(None, config.load().to_json()) is None, "the dataset of params.yaml"
+    settings, chosen = load(recipe=str(project / "own.yaml"))
+    assert (settings.model, chosen) == (config.load().model, [])
     params = project / "params.yaml"
     params.write_text(params.read_text().replace("name: digits", "name: own.v1", 1))
-    assert config.load().model.name == "convnet2"
+    assert load()[0].model.name == "convnet2"
 
 
-def test_nothing_is_chosen_for_data_that_are_not_there_or_not_whole(project):
-    for name in ("absent", "own"):
-        folder = project / "data" / name / "prepared"
-        if name == "own":
-            folder.mkdir(parents=True)
-            (folder / "manifest.json").write_text('{"features": {')
-        settings = config.load(None, [f"dataset.name={name}"])
-        assert config.choices(None, settings.to_json()) == []
-        assert settings.model == config.load().model
-    with pytest.raises(UserError, match=r"dataset\.name"):
-        config.load(None, ["dataset.name=../../etc"])
+def test_nothing_is_chosen_by_what_was_prepared_earlier(project, make_dataset):
+    """Only a run knows which data it trains on: its own, after they were prepared."""
+    make_dataset("own", train=(np.zeros((9, 8, 8, 1), np.uint8), np.arange(9)))
+    settings = config.load(None, ["dataset.name=own"])
+    assert config.follows_data(None, settings)
+    assert (settings.model, settings.train) == (config.load().model, config.load().train)

@@ -976,7 +976,7 @@ def test_a_source_that_dvc_or_the_dataset_itself_would_change_is_refused(project
             dataset_folder.add_local(described, project)
     assert not (project / "data" / "own").exists()
     described = config.describe({"kind": "image_folder", "name": "own", "source": "/MANKIND"}, "test")
-    assert '- "/MANKIND"\n      - tasks/data/kinds/__init__.py' in dataset_folder.local_pipeline(described)
+    assert 'deps:\n      - "/MANKIND"\n    params:' in dataset_folder.local_pipeline(described, project)
 
 
 def test_a_folder_that_leads_elsewhere_is_refused(project, source):

@@ -71,7 +71,7 @@ def test_a_new_dataset_gets_a_folder_of_its_own(project):
     folder = project / "data" / "cifar100"
     dataset = _load("dataset.name=cifar100", "dataset.image_size=[16,16]").dataset
     made = dataset_folder.add(dataset, project)
-    assert made == [folder, *(folder / name for name in ("dvc.yaml", ".gitignore", "params.yaml"))]
+    assert made == [folder, *(folder / name for name in ("dvc.yaml", ".gitignore", "reader.json", "params.yaml"))]
     described = yaml.safe_load((folder / "params.yaml").read_text())
     assert described == {"dataset": {"name": "cifar100", "version": None, "image_size": [16, 16]}}
     assert dataset_folder.add(dataset, project) == [], "it is there now"
@@ -85,8 +85,9 @@ def test_a_new_dataset_gets_a_folder_of_its_own(project):
 
 def test_the_dataset_of_the_project_is_as_a_new_one_would_be(project):
     for file, text in {
-        "dvc.yaml": dataset_folder.tfds_pipeline("digits"),
+        "dvc.yaml": dataset_folder.tfds_pipeline("digits", project),
         ".gitignore": dataset_folder.GITIGNORE,
+        "reader.json": '{"version": 1}\n',
     }.items():
         assert (project / "data" / "digits" / file).read_text() == text
 
@@ -99,23 +100,35 @@ def test_dvc_leaves_alone_what_lies_in_the_folders_that_it_makes(project):
 
 
 def test_data_are_prepared_again_where_any_of_the_description_changes(project):
-    (((params,),),) = (one.values() for one in _params(project / "data" / "digits", "prepare"))
-    assert params == "dataset", "checks and columns are below it, whether params.yaml has them or not"
+    stages = yaml.safe_load((project / "data" / "digits" / "dvc.yaml").read_text())["stages"]
+    assert stages["prepare"]["params"][0] == {"data/${dataset.name}/params.yaml": ["dataset"]}, (
+        "checks and columns are below it, whether params.yaml has them or not"
+    )
 
 
-def _params(folder, stage):
-    return yaml.safe_load((folder / "dvc.yaml").read_text())["stages"][stage]["params"]
+@pytest.mark.usefixtures("own_code")
+def test_data_are_prepared_again_by_another_version_of_the_reader_and_not_by_other_code(project, code_in):
+    folder = project / "data" / "digits"
+    code_in(project)
+    code = project / "tasks" / "data" / "kinds" / "tfds.py"
+    assert dataset_folder.is_reader_noted(folder)
+    code.write_text(f"{code.read_text()}\nMORE = 2\n")
+    assert dataset_folder.is_reader_noted(folder)
+    code.write_text(f"{code.read_text()}\nVERSION = 2\n")
+    assert not dataset_folder.is_reader_noted(folder)
+    dataset_folder.note_reader(folder)
+    assert dataset_folder.is_reader_noted(folder)
+    assert (folder / "reader.json").read_text() == '{"version": 2}\n'
+    stages = yaml.safe_load((folder / "dvc.yaml").read_text())["stages"]
+    assert {"data/${dataset.name}/reader.json": ["version"]} in stages["prepare"]["params"]
 
 
-OWN = ["_images.py", "noise.py"]
-
-
-def test_a_dataset_depends_on_its_own_builder_and_on_no_other_one(project):
-    for name, expected in {"noise": OWN, "mnist": [], "noise-loud": OWN}.items():
-        stages = yaml.safe_load(dataset_folder.tfds_pipeline(name))["stages"]
-        for stage in stages.values():
-            found = [dep for dep in stage["deps"] if dep.startswith("tasks/data/builders/")]
-            assert found == [f"tasks/data/builders/{file}" for file in ("__init__.py", *expected)]
+def test_a_dataset_depends_on_its_own_builder_and_on_no_other_code(project):
+    own = "tasks/data/builders/noise.py"
+    for name, expected in {"noise": [own], "mnist": [], "noise-loud": [own]}.items():
+        stages = yaml.safe_load(dataset_folder.tfds_pipeline(name, project))["stages"]
+        assert stages["download"].get("deps", []) == expected
+        assert stages["prepare"]["deps"] == ["data/${dataset.name}/raw", *expected]
 
 
 # Each: what the user has in data/cifar100, what is refused.

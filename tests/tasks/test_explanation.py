@@ -12,7 +12,8 @@ from flows.cli.main import app
 from flows.cli.training import explain_run
 from flows.plan import plan, plan_of_sweep
 from tasks import config, sweeps
-from tasks.operations import explanation
+from tasks.data import data_state, dataset_folder
+from tasks.operations import dvc_data, explanation
 from tasks.runs import lineage
 from tasks.system.errors import UserError
 from tests.tasks.written_runs import write_results, write_run
@@ -49,22 +50,64 @@ def test_a_rule_is_a_source(project):
     assert found["train.per_replica_batch_size"] == (None, "default rule")
 
 
-def test_a_dataset_is_a_source(project, tiny):
-    found = sources(None, "dataset.name=tiny")
-    assert found["train.epochs"][1].startswith("dataset: 200 examples to train on")
+@pytest.fixture
+def known(project):
+    """Let DVC have found a dataset up to date."""
+
+    def known(name):
+        folder = project / "data" / name
+        if name != "digits":
+            shutil.copy(project / "data/digits/dvc.yaml", folder)
+            (folder / "params.yaml").write_text(f"dataset: {{name: {name}, version: null, image_size: null}}\n")
+            (folder / "raw").mkdir()
+            dataset_folder.note_reader(folder)
+        (project / ".dvc/tmp").mkdir(exist_ok=True)
+        with data_state.remembered(project, name, trusted_after_seconds=0):
+            pass
+
+    return known
+
+
+def test_a_dataset_is_a_source(project, tiny, known):
+    known("tiny")
+    found = sources(None, "dataset.name=tiny", "train.epochs=3")
+    assert found["train.per_replica_batch_size"][1].startswith("dataset: 200 examples to train on")
+    assert found["train.epochs"] == (3, "--set")
+
+
+def test_nothing_is_said_that_follows_from_data_which_have_changed(project, tiny, known):
+    known("tiny")
+    (project / "data" / "tiny" / "params.yaml").write_text("dataset: {name: tiny, version: 2.0.0, image_size: null}\n")
+    found = explanation.explain(None, ["dataset.name=tiny", "train.epochs=3"])
+    assert [(one.stage, one.does, one.why) for one in found.stages][1:3] == [
+        ("prepare", "would run", "data/tiny/prepared is there, and what it is made from has changed since"),
+        ("train", "would run", "its data are prepared first"),
+    ]
+    settings = {one.key: (one.value, one.source) for one in found.settings}
+    later = (None, "chosen for the data, once they are prepared")
+    assert {settings[key] for key in ("model.name", "train.per_replica_batch_size", "register.minimum")} == {later}
+    assert settings["train.epochs"] == (3, "--set")
+    assert settings["train.seed"][1] == "params.yaml"
+
+
+def test_what_another_machine_trains_with_follows_from_data_that_are_up_to_date(project, tiny, known):
+    assert dvc_data.settle(None, ["train.epochs=3"]).train.epochs == 3, "params.yaml says all of it"
+    with pytest.raises(UserError, match=r"changed since\. First `stratagem prepare --set dataset\.name=tiny`"):
+        dvc_data.settle(None, ["dataset.name=tiny"])
+    known("tiny")
+    assert dvc_data.settle(None, ["dataset.name=tiny"]).train.per_replica_batch_size == 8
 
 
 def test_what_is_there_is_told_and_what_is_not(project, tiny):
     stages = {one.stage: one for one in explanation.explain(None, ["dataset.name=tiny"]).stages}
-    assert (stages["download"].does, stages["prepare"].does, stages["train"].does) == (
-        "would run", "asks DVC", "would run",
-    )  # fmt: skip
+    assert {one.does for one in stages.values()} == {"would run"}
     assert list(stages) == list(explanation.STAGES)
     left_out = explanation.explain(None, ["dataset.name=tiny", "register.enabled=false"]).stages[-1]
     assert left_out.does == "is left out"
 
 
-def test_a_run_that_would_be_resumed_is_named(project, digits):
+def test_a_run_that_would_be_resumed_is_named(project, digits, known):
+    known("digits")
     settings = config.load()
     traced = lineage.collect(settings, lineage.data_version("digits"))
     run = write_run(1, "FAILED", **traced.model_dump())
@@ -94,8 +137,9 @@ def test_the_commands_that_train_or_add_data_have_it_by_both_names():
 
 
 @pytest.fixture
-def trained(project, digits, empty_store):
+def trained(project, digits, empty_store, known):
     """A run that was trained, evaluated and registered, as its records say."""
+    known("digits")
     shutil.copy(empty_store, "mlruns")
     run = write_run(1, **lineage.collect(config.load(), lineage.data_version("digits")).model_dump())
     write_results(run, "digits-convnet2/1", accuracy=0.95)
@@ -123,8 +167,9 @@ def test_a_dataset_that_would_be_added_is_told(project):
 
 def test_the_rows_of_a_comparison_are_told(project, digits):
     before = files_of(project)
-    planned = plan(["one_device", "mirrored"], ["fit"], None, {"train.epochs": 3, "strategy.devices": 3})
-    found = explanation.comparison(planned.rows, planned.key, None, {"train.epochs": 3, "strategy.devices": 3})
+    given = {"train.epochs": 3, "strategy.devices": 3}
+    planned = plan(["one_device", "mirrored"], ["fit"], None, given)
+    found = explanation.comparison(planned.rows, planned.key, None, given, digits)
     rows = does(found)
     assert rows["one_device, fit"] == ("would run", "no unfinished comparison has measured it")
     settings = {one.key: (one.value, one.source) for one in found.settings}
@@ -138,7 +183,7 @@ def test_the_rows_of_a_comparison_are_told(project, digits):
 def test_the_trials_of_a_sweep_are_told(project, digits):
     before = files_of(project)
     space = sweeps.load("digits")
-    found = explanation.sweep(space, plan_of_sweep(space, 1), 7)
+    found = explanation.sweep(space, plan_of_sweep(space, 1), 7, digits)
     assert does(found)["trials"] == ("would run", "no sweep of this space is unfinished")
     sources = {one.key: one.source for one in found.settings}
     swept = next(iter(space.parameters))

@@ -178,31 +178,6 @@ def test_no_proxy_stands_before_the_servers_of_this_machine(address, monkeypatch
     assert network.unreachable_reason(f"{address}/200") is None
 
 
-@pytest.mark.parametrize(
-    ("given", "direct"),
-    [
-        ({"http_proxy": "http://127.0.0.1:9"}, "127.0.0.1,localhost"),
-        ({"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "a.b, localhost"}, "a.b,localhost,127.0.0.1"),
-        ({"all_proxy": "http://127.0.0.1:9", "no_proxy": "c.d", "NO_PROXY": "a.b"}, "c.d,127.0.0.1,localhost"),
-        ({"http_proxy": "http://127.0.0.1:9", "no_proxy": "*"}, "*"),
-        ({}, None),
-    ],
-)
-def test_no_proxy_stands_before_the_servers_of_this_machine(address, monkeypatch, given, direct) -> None:
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        for one in (name, name.upper()):
-            monkeypatch.delenv(one, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    umask = os.umask(0o022)
-    try:
-        keep_private()
-    finally:
-        os.umask(umask)
-    assert os.environ.get("no_proxy") == direct
-    assert network.unreachable_reason(address) is None
-
-
 @pytest.mark.parametrize(("mode", "umask"), [(0o755, 0o077), (0o775, 0o077), (0o2775, 0o007)])
 def test_what_is_written_is_for_this_user_unless_the_folder_is_a_teams(project, mode: int, umask: int) -> None:
     os.chmod("mlruns", mode)

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from tasks import config
-from tasks.data import data_state, dataset_folder
-from tasks.operations import dvc_data, explanation, new_project
+from tasks.data import dataset_folder
+from tasks.operations import dvc_data, new_project
 from tasks.runs import lineage
 from tasks.system.errors import UserError
 
@@ -39,7 +39,7 @@ def test_what_a_new_project_holds(tmp_path, monkeypatch):
     assert Path(made.folder) == folder
     assert files_of(folder) == set(made.files)
     ours = {str(path.relative_to(ROOT)) for path in ROOT.glob("recipes/**/*.yaml")}
-    data = {f"data/digits/{name}" for name in (".gitignore", "code.json", "dvc.yaml", "params.yaml")}
+    data = {f"data/digits/{name}" for name in (".gitignore", "dvc.yaml", "params.yaml", "reader.json")}
     rest = {".gitignore", ".dvcignore", ".dvc/config", ".dvc/.gitignore", "mlruns/.gitkeep"}
     assert set(made.files) == ours | data | rest | {"params.yaml", "dvc.yaml", "prefect.yaml"}
     assert list(tmp_path.iterdir()) == [folder], "nothing is left beside it"
@@ -145,47 +145,17 @@ def test_modules_of_the_users_own_take_nobodys_place(made, run):
     assert dvc_data.load_prepared("t").splits["train"].num_examples == 32
 
 
-def test_stages_depend_on_the_digests_of_their_code(made, code_in):
-    """Which DVC reads: a path to the package's files would be another one on each machine."""
+def test_stages_depend_on_no_file_of_the_package(made):
+    """Its path would be another one on each machine."""
     folder = made / "data" / "digits"
     stages = yaml.safe_load((folder / "dvc.yaml").read_text())["stages"]
     for name, stage in stages.items():
         assert stage["cmd"] == f"python -m stratagem stage {name} ${{dataset.name}}"
-        assert {f"data/${{dataset.name}}/{dataset_folder.PINS}": [name]} in stage["params"]
         assert stage.get("deps", []) == (["data/${dataset.name}/raw"] if name == "prepare" else [])
-    pins = (folder / dataset_folder.PINS).read_text()
-    assert set(yaml.safe_load(pins)) == set(stages)
-    for one in (folder / "raw", folder / "prepared", made / ".dvc" / "tmp"):
-        one.mkdir()
-    (folder / "prepared" / "manifest.json").touch()
-    with data_state.remembered(made, "digits", trusted_after_seconds=0):
-        pass
-    assert dvc_data.is_up_to_date("digits")
-
-    other = made.with_name("upgraded")
-    shutil.copytree(ROOT / "tasks", other / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
-    (other / "tasks" / "prepare.py").write_text("another")
-    code_in(other)
-    assert not dataset_folder.has_pinned_code("digits", made)
-    assert not dvc_data.is_up_to_date("digits")
-    (planned,) = explanation.explain(None, [], ["prepare"]).stages
-    assert (planned.does, planned.why) == (
-        "would run",
-        "the installed package has other code than the one that made it",
-    )
-    (folder / dataset_folder.PINS).write_bytes(b"\xff")  # Damaged.
-    dataset_folder.pin_code("digits", made)
-    changed = yaml.safe_load((folder / dataset_folder.PINS).read_text())
-    before = yaml.safe_load(pins)
-    assert changed["download"] == before["download"]
-    assert changed["prepare"] != before["prepare"]
 
 
-def test_a_table_of_ones_own_depends_on_its_file_and_on_the_digest(made):
+def test_a_table_of_ones_own_depends_on_its_file_and_on_the_readers_version(made):
     described = config.describe({"kind": "table", "name": "t", "source": "tasks/t.csv", "target": "y"}, "here")
-    written = dataset_folder.local_pipeline(described)
-    text = dataset_folder.installed_pipeline(written)
-    assert list(yaml.safe_load(dataset_folder.code_pins(written))) == ["prepare"]
-    (stage,) = yaml.safe_load(text)["stages"].values()
+    (stage,) = yaml.safe_load(dataset_folder.local_pipeline(described, made))["stages"].values()
     assert stage["deps"] == ["tasks/t.csv"], "a file of the user's, whatever its folder is called"
-    assert stage["params"][0] == {"data/${dataset.name}/code.json": ["prepare"]}
+    assert stage["params"][1] == {"data/${dataset.name}/reader.json": ["version"]}

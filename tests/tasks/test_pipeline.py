@@ -52,7 +52,7 @@ def test_who_is_not_the_chief_of_a_cluster_knows_its_name(project, monkeypatch, 
 def test_a_member_does_not_begin_before_the_data_are_prepared(project, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", place_of("worker", 1, worker=TWO))
     with pytest.raises(UserError, match="dataset digits is not prepared"):
-        pipeline.join(config.load(None, ["strategy.kind=multi_worker"]))
+        pipeline.join(None, ["strategy.kind=multi_worker"])
     assert not (project / "mlruns" / "logs").exists()
 
 
@@ -79,11 +79,11 @@ def test_the_newest_run_is_that_on_the_same_dataset(project):
     assert runs.newest("digits").run_id == "new"
 
 
-def test_a_run_that_cannot_be_evaluated_is_refused(project, settings):
+def test_a_run_that_cannot_be_evaluated_is_refused(project):
     run_id = "0123456789abcdef" * 2
     _begin(project, run_id, "digits")
     with pytest.raises(UserError, match=f"unknown run '{run_id[:-1]}0': did you mean '{run_id}'"):
-        pipeline.load_training(settings, f"{run_id[:-1]}0")
+        pipeline.load_training(None, [], f"{run_id[:-1]}0")
     for name in (run_id, run_id[:6]):
         with pytest.raises(UserError, match=f"{run_id} was not trained to its end: resume it with `stratagem train"):
-            pipeline.load_training(settings, name)
+            pipeline.load_training(None, [], name)

@@ -287,7 +287,7 @@ def test_a_pruned_run_is_refused_where_its_weights_are_needed(project):
     assert runs.why_not_resumed(settings, killed.lineage) is None
     named = config.load(None, {"model.initial": finished.run_id})
     for needs in (
-        lambda: pipeline.load_training(settings, finished.run_id),
+        lambda: pipeline.load_training(None, [], finished.run_id),
         lambda: pipeline.find_model(finished.run_id, None),
         lambda: runs.refuse_resume(settings, killed.run_id),
         lambda: runs.refuse_resume(settings, killed.run_id, allow_changes=True),

@@ -360,6 +360,15 @@ PATHS = (
 )
 
 
+def test_who_waits_for_data_is_at_work_on_what_was_asked_for(settings):
+    with (
+        runs.lock(runs.key_of_asked(settings), "a training"),
+        pytest.raises(UserError, match="is being done by process"),
+    ):
+        runs.refuse_locked(settings)
+    runs.refuse_locked(settings)
+
+
 def test_only_an_id_names_a_run(settings, tmp_path):
     run = begin(settings, KNOWN, "KILLED")
     elsewhere = tmp_path / "elsewhere"

@@ -11,7 +11,7 @@ import optuna
 import pytest
 
 from tasks import config, runs, sweeps
-from tasks.records import Limits, Sweep, SweepPlan, Trial
+from tasks.records import Limits, Sweep, SweepPlan, Target, Trial
 from tasks.reports import sweep_cells, sweep_remarks, sweep_table
 from tasks.reports import sweep_page as write_page
 from tasks.runs import lineage
@@ -445,6 +445,18 @@ def test_other_data_and_other_code_are_other_sweeps(space, left):
     Path("tasks/evaluation/gate.py").write_text(Path("tasks/evaluation/gate.py").read_text() + "\nMORE = 1\n")
     with pytest.raises(UserError, match="the code of flows/, tasks/ or its model"):
         sweeps.find_sweep(plan_of(space), space.example, prepared)
+
+
+def test_what_fits_the_data_is_chosen_when_these_are_prepared(write, tiny):
+    """An earlier version of them lies in data/tiny; only the flow knows what this sweep trains on."""
+    path = write("set: {dataset.name: tiny, train.epochs: 3}\nspace: {schedule.learning_rate: [0.1, 0.2]}")
+    assert sweeps.load(path).example.model == config.load().model
+    numbers = tiny.model_copy(update={"target": Target(task="regression", num_outputs=1)})
+    fitted = sweeps.load(path, numbers)
+    assert (fitted.metric, fitted.example.register_.metric) == ("validation/loss", "test/r2")
+    chosen = fitted.settings({"schedule.learning_rate": 0.2})
+    assert (chosen.model.name, chosen.train.per_replica_batch_size, chosen.train.epochs) == ("vgg", 8, 3)
+    assert chosen.schedule.learning_rate == 0.2
 
 
 def test_how_a_sweep_is_tracked_makes_it_no_other_one(write, space, left):

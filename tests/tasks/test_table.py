@@ -832,7 +832,7 @@ def test_no_block_is_large_and_few_are_made_ahead(source, machine_with_cores, mo
 
 def test_dvc_looks_at_the_images_of_a_table(source):
     dataset, _ = table.guess(describe(write(pets(source), source / "own.csv"), target="pet"))
-    pipeline = dataset_folder.local_pipeline(dataset)
+    pipeline = dataset_folder.local_pipeline(dataset, source)
     assert f'      - "{source}/pictures"\n' in pipeline
     outside = dataset.model_copy(update={"images": ()})
     with pytest.raises(
