@@ -10,6 +10,7 @@ from tests.tasks.test_findings import compared
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("width", [400, 1200])
 def test_the_page_fits_and_is_all_there(tmp_path, page, width):
     written = comparison_html.write(concluded(compared(*rows())), tmp_path / "comparison.html")

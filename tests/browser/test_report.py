@@ -115,6 +115,7 @@ def look_at(shown, file: Path, width: int) -> None:
     assert said(events) == []
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_report_fits_and_is_all_there(tmp_path, monkeypatch, page, width):
     monkeypatch.chdir(made_up.project(tmp_path / "project"))
@@ -126,6 +127,7 @@ def test_the_report_fits_and_is_all_there(tmp_path, monkeypatch, page, width):
     assert shown.run("document.images.length") > 10
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(
     ("task", "width"),
     [

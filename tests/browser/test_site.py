@@ -14,6 +14,7 @@ def site(tmp_path_factory):
     return website.build(tmp_path_factory.mktemp("docs")).parent
 
 
+@pytest.mark.in_ci(0, 3)
 @pytest.mark.parametrize("width", [400, 1200])
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_fits_and_stays_here(site, page, name, width):

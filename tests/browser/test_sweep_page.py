@@ -21,6 +21,7 @@ def written(tmp_path, monkeypatch):
     return reports.sweep_page(sweep_of(sweeps.load("mine.yaml")), tmp_path / "sweep.html")
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("width", [400, 1200])
 def test_the_page_fits_and_is_all_there(written, page, width):
     shown = page("about:blank")

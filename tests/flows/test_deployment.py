@@ -135,6 +135,7 @@ def test_the_deployments_are_there(prefect):
     assert found["nightly"]["parameters"] == {"if_changed": True}
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [

@@ -193,6 +193,7 @@ def experiments(prepared_project, run):
     return Experiments(prepared_project, run)
 
 
+@pytest.mark.exhaustive
 def test_an_experiment_in_the_workspace_is_compared_with_the_commit(experiments):
     experiments.do("dvc", "exp", "run", "--name", "longer", "-S", "train.epochs=2")
     (changed,) = json.loads(experiments.do("dvc", "params", "diff", "--json")).values()

@@ -137,6 +137,7 @@ def alone(*command, cwd, given=None):
     )
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(
     "format",
     [

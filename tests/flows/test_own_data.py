@@ -43,6 +43,7 @@ def test_each_page_is_tried():
     assert {page.stem for page in TUTORIALS.iterdir()} == {*PAGES, "laptop-to-cluster"}
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(("name", "strategy"), EACH)
 def test_a_tutorial_leads_to_a_model_that_takes_raw_inputs(name, strategy, project, run, monkeypatch):
     (metric, reached), told, _ = PAGES[name]

@@ -190,6 +190,7 @@ def test_a_folder_of_texts_is_told_as_each_text_is(prepared_project, run):
     )
 
 
+@pytest.mark.exhaustive
 def test_the_memory_does_not_grow_with_the_rows(prepared_project, run, tmp_path):
     load_iris(as_frame=True).frame.to_csv("iris.csv", index=False)
     for command in (["data", "add", "iris.csv", "--target", "target"], ["train", "--set", "dataset.name=iris"]):

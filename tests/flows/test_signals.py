@@ -55,6 +55,7 @@ def begin(project, start, home, *overrides):
     return command, leader
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("whom", "number", "exit_code"), TOLD, ids=lambda value: getattr(value, "__name__", str(value))

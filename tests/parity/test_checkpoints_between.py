@@ -145,6 +145,7 @@ def evaluation(found, name):
     return records.load(records.EvaluationResult, found / f"{name}.evaluation.json")
 
 
+@pytest.mark.in_ci(1)
 @pytest.mark.parametrize(("source", "layout"), PAIRS)
 def test_a_checkpoint_is_evaluated_alike_under_every_strategy(found, source, layout):
     expected, again = evaluation(found, source), evaluation(found, f"{source} under {layout}")

@@ -162,6 +162,7 @@ def test_the_same_command_comes_to_the_same_end(stratagem, mlflow_runs, whole, r
 KILLS = 2
 
 
+@pytest.mark.exhaustive
 def test_a_training_that_is_killed_at_random_moments_ends_with_the_same_bits(stratagem, mlflow_runs, whole):
     draw, reached = random.Random(os.environ.get("STRATAGEM_TEST_SEED", "0")), []
     # Long enough for all kills, however many steps a fast machine does until one arrives.
@@ -304,6 +305,7 @@ def test_a_run_that_is_named_is_resumed_only_as_the_same_training(stratagem, mlf
 NAN = ("optimizer={kind: sgd}", "schedule.learning_rate=1.0e+30", "train.deterministic=false")
 
 
+@pytest.mark.exhaustive
 def test_a_loss_that_is_no_number_stops_the_training_and_marks_the_run(stratagem, mlflow_runs):
     command = stratagem("train", *SAME, *ONE, *NAN)
     assert command.end() == 1
@@ -316,6 +318,7 @@ def test_a_loss_that_is_no_number_stops_the_training_and_marks_the_run(stratagem
     assert int(run["nonfinite_steps"]) > 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "layout", ["one_device fit", pytest.param("multi_worker custom", marks=pytest.mark.exhaustive)]
 )

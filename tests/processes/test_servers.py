@@ -158,6 +158,7 @@ class Seen:
         time.sleep(0.2)
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
@@ -187,6 +188,7 @@ def test_what_cannot_be_used_is_told_without_its_password(stratagem, tmp_path, v
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
+@pytest.mark.exhaustive
 def test_a_run_whose_replies_are_lost_is_there_once(stratagem, tmp_path, proxy, empty_store):
     (port,) = free_ports(1)
     command = ["mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]

@@ -56,7 +56,7 @@ def test_numpy_tensorflow_and_xla_augment_alike(data):
     ("channels", "num_classes", "jit_compile"),
     [
         (3, 3, False),  # To compile it takes 4 s.
-        pytest.param(1, 0, True, marks=pytest.mark.slow),
+        pytest.param(1, 0, True, marks=pytest.mark.exhaustive),
         *(
             pytest.param(*other, marks=pytest.mark.exhaustive)
             for other in product((3, 1), (3, 0), (False, True))

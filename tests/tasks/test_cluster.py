@@ -190,6 +190,7 @@ LOSSES = [
 ]
 
 
+@pytest.mark.in_ci(0, 3)
 @pytest.mark.parametrize(("plan", "reason"), LOSSES, ids=[reason for _, reason in LOSSES])
 def test_when_one_is_lost_all_start_again_from_the_latest_checkpoint(start, tmp_path, capfd, plan, reason):
     team = start(multi_worker(heartbeat_timeout_seconds=5), plan)
@@ -206,6 +207,7 @@ def test_when_one_is_lost_all_start_again_from_the_latest_checkpoint(start, tmp_
     assert team.usable
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("most", [0, 2])
 def test_a_cluster_that_loses_members_too_often_fails(start, tmp_path, most):
     team = start(multi_worker(max_restarts=most), {f"worker 1 #{i}": "die" for i in range(1, 9)})
@@ -264,6 +266,7 @@ FAILURES = [
 ]
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(("plan", "expected", "message"), FAILURES)
 def test_a_mistake_is_not_a_lost_member(start, tmp_path, plan, expected, message):
     team = start(multi_worker(), plan)
@@ -345,6 +348,7 @@ def test_without_any_worker_the_training_fails(start):
         start(parameter_server(max_restarts=0), plan).call("train", ARGUMENTS)
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize("lost", ["ps 0", "chief 0"])
 def test_a_lost_parameter_server_or_chief_is_the_loss_of_all(start, tmp_path, lost):
     team = start(parameter_server(), {"chief 0 #1": "wait"} | {f"{lost} #1": "die"})
@@ -427,6 +431,7 @@ OPEN = [
 ]
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(("name", "value", "reason"), OPEN)
 def test_a_cluster_that_others_reach_says_so_in_one_line(start, monkeypatch, capfd, name, value, reason):
     if name == "TF_CONFIG":

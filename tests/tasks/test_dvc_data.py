@@ -296,6 +296,7 @@ def leave_inodes(project, tmp_path, mount_small):
     return leave
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.slow
 @pytest.mark.parametrize("left", [15, 40])
 def test_a_disk_without_inodes_is_one_message_and_an_end(leave_inodes, run, left):
@@ -317,6 +318,7 @@ REMOTES = [
 ]
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.skipif(NO_S3, reason="dvc_s3 is not installed: pip install 'stratagem[s3]'")
 @pytest.mark.slow
 @pytest.mark.s3

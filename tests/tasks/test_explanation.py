@@ -197,6 +197,7 @@ COMMANDS = {
 }  # fmt: skip
 
 
+@pytest.mark.in_ci(0, 2)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.slow
 def test_nothing_is_done(project, trained, run, command):

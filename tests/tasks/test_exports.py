@@ -149,6 +149,7 @@ TRAININGS = {
 }
 
 
+@pytest.mark.in_ci(0, 3, 5, 7, 9)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.exhaustive if kind == "float64" else ()) for kind in TRAININGS]
@@ -365,6 +366,7 @@ def test_a_program_that_cannot_be_written_is_told_as_such_and_not_as_the_models_
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["keras", "savedmodel"])
 def test_a_full_disk_is_one_message_and_leaves_nothing(tiny, trained, tmp_path, mount_small, name):
@@ -459,6 +461,7 @@ def test_what_a_killed_export_left_goes_with_the_next_one(tiny, trained, tmp_pat
     assert {path.name for path in tmp_path.glob(".export.*")} == {".export.at_work", ".export.mine"}
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -492,6 +495,7 @@ LAMBDA = OWN.format(
 )
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "reason"), [(UNREGISTERED, "Small"), (LAMBDA, "lambda")], ids=["class", "lambda"])
 def test_a_model_that_keras_cannot_load_is_refused_with_the_reason(tiny, trained, own, tmp_path, code, reason):

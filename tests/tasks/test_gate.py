@@ -66,6 +66,7 @@ def of_numbers(seed: int, before: float, after: float) -> tuple[np.ndarray, ...]
     return labels, *(labels + generator.normal(0, 2 - one, (500, 1)).astype(np.float32) for one in (before, after))
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(
     ("metric", "target", "made"),
     [

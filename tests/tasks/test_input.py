@@ -30,7 +30,7 @@ from tasks.system.errors import UserError
 
 SOURCES = ["array", "stream"]
 # A stream of many passes takes 2 to 6 s, which `make test` leaves to `make test-slow`.
-STREAM_LATER = ["array", pytest.param("stream", marks=pytest.mark.slow)]
+STREAM_LATER = ["array", pytest.param("stream", marks=pytest.mark.exhaustive)]
 NUM_TRAIN, NUM_TEST = 1437, 360
 ALL_KINDS = (
     "{flip: true, crop_padding: 2, translation: 0.1, rotation: 0.1, zoom: 0.2, fill_mode: reflect, brightness: 0.2, "
@@ -269,7 +269,7 @@ def test_a_batch_that_does_not_divide_is_every_workers_whole(digits, source):
 @pytest.mark.parametrize(
     ("drop", "steps_per_epoch", "start", "augmentation"),
     [
-        pytest.param(False, "null", 0, ALL_KINDS, marks=pytest.mark.slow),
+        pytest.param(False, "null", 0, ALL_KINDS, marks=pytest.mark.exhaustive),
         (False, "null", 9, MIXED),
         *(
             (*way, "{flip: true, crop_padding: 2}")

@@ -348,6 +348,7 @@ def test_folder_that_cannot_be_written(root):
     assert not (root / "data/digits/prepared").exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_dataset(root, monkeypatch):
     def peak_growth(num_images):

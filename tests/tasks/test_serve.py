@@ -105,6 +105,7 @@ def test_an_interrupt_before_anything_began_leaves_no_run(project, tiny, interru
     assert {path.name for path in (project / "mlruns").iterdir()} == {".gitkeep", "code.json"}, "as before"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_stage_process_ends_in_its_middle_when_its_input_closes(project, tiny):
     settings = config.load(None, {**QUICK, "dataset.name": "tiny", "train.epochs": 100_000})
@@ -172,6 +173,7 @@ def test_a_stage_whose_disk_is_full_says_the_same_as_everywhere(project, error, 
     assert re.match(rf"{place} cannot be written \(.+\)\. Make room, and give the same command again$", str(told))
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "imported"), [("tensorflow", "False"), ("jax", "True")])
 def test_a_stage_process_imports_nothing_for_others_alone(run, backend, imported):

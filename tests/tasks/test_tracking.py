@@ -87,6 +87,7 @@ def test_four_processes_on_a_new_store_all_succeed(project: Path) -> None:
     assert sorted(path.name for path in Path("mlruns").iterdir() if "building" in path.name) == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_first_run_killed_in_the_migration_leaves_no_broken_store(project: Path) -> None:
     code = "from tasks.tracking.store import open_store; open_store()"
@@ -501,6 +502,7 @@ FILES = (
 )  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("ended", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_an_unreadable_file_of_an_old_run_stops_no_other_one(store: Path, ended: bool) -> None:

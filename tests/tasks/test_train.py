@@ -74,7 +74,7 @@ def content(result):
             ],
             [16, 24, 32, 37, 45, 53, 61, 74],
             [16, 37, 53],
-            marks=pytest.mark.slow,
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param(
             [
@@ -86,7 +86,7 @@ def content(result):
             ],
             [2, 4, 5, 6, 8, 10],
             [2, 8],
-            marks=pytest.mark.slow,
+            marks=pytest.mark.exhaustive,
         ),
         (
             [
@@ -105,7 +105,7 @@ def content(result):
             ],
             [2, 3, 4, 6, 8, 9, 10, 12],
             [4, 6, 8],
-            marks=pytest.mark.slow,
+            marks=pytest.mark.exhaustive,
         ),
         # Epochs of twelve steps, more than two passes; gradients of three steps are gathered over both ends.
         (
@@ -126,7 +126,7 @@ def content(result):
             ],
             [7, 12, 19, 24],
             [7, 12],
-            marks=pytest.mark.slow,
+            marks=pytest.mark.exhaustive,
         ),
     ],
     ids=["convnet2", "steps_per_execution", "convnet2 custom", "steps_per_execution custom", "short epochs",
@@ -218,7 +218,7 @@ def scalars(folder):
 
 
 @pytest.mark.parametrize(
-    "options", [pytest.param([], marks=pytest.mark.slow), ["train.steps_per_execution=3"]], ids=["1", "3"]
+    "options", [pytest.param([], marks=pytest.mark.exhaustive), ["train.steps_per_execution=3"]], ids=["1", "3"]
 )
 def test_both_loops_leave_the_same(tiny, train, options):
     # Nothing is better by 100 than the first epoch.
@@ -273,7 +273,7 @@ def test_a_run_goes_on_in_the_other_loop(tiny, train, loops):
         assert changed.history[name] == pytest.approx(values, rel=1e-5), name
 
 
-@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.exhaustive)])
 def test_an_epoch_may_have_fewer_or_more_steps_than_a_pass_over_the_data(tiny, train, loop):
     options = (*LAST_BATCH_SHORT, "train.deterministic=true", f"train.loop={loop}", "checkpoint.keep=1",
                "input.augmentation={flip: true, crop_padding: 1}")  # fmt: skip
@@ -339,7 +339,7 @@ def build(input_shape, num_classes):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.exhaustive)])
 def test_the_loss_of_logits_of_half_precision_is_computed_in_full(tiny, train, own, precision):
     # Nothing moves, so both loops measure one model.
     options = (own(HALF), "model.options={}", f"train.dtype_policy={precision}", "schedule.learning_rate=1.0e-30",
@@ -363,7 +363,7 @@ def build(input_shape, num_classes):
 """
 
 
-@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.exhaustive)])
 def test_jit_compile_hands_the_step_to_xla(tiny, train, own, loop):
     options = (own(ON_THE_HOST), "model.options={}", "train.epochs=1", f"train.loop={loop}")
     train(tiny, *options, run_id="plain")
@@ -436,7 +436,7 @@ def test_without_validation(tiny, train):
 HOPELESS = ("train.epochs=9", "train.early_stopping={monitor: validation/loss, patience_epochs: 3, min_delta: 100}")
 
 
-@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.exhaustive)])
 def test_early_stopping_stops_and_survives_a_resume(tiny, train, loop):
     options = (
         "train.deterministic=true",
@@ -457,7 +457,7 @@ def test_early_stopping_stops_and_survives_a_resume(tiny, train, loop):
         assert resumed.history == whole.history
 
 
-@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.exhaustive)])
 def test_a_trial_of_a_sweep_ends_where_it_is_below_its_limit_and_is_not_resumed_from_there(tiny, train, project, loop):
     options = ("train.deterministic=true", f"train.loop={loop}", "train.epochs=5", "checkpoint.keep=99")
     whole = train(tiny, *options, run_id="whole")
@@ -525,7 +525,7 @@ def test_one_process_trains_a_run(tiny, train, monkeypatch):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.exhaustive)])
 def test_a_training_that_is_told_to_stop_is_carried_on_to_the_same_bits(tiny, train, at_step, loop):
     options = (f"train.loop={loop}", "train.deterministic=true", "model.options={units: [16], dropout: 0.5}",
                "train.steps_per_execution=1")  # fmt: skip
@@ -864,7 +864,7 @@ def test_double_precision_is_double_everywhere(tiny, train):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("loop", [pytest.param("fit", marks=pytest.mark.slow), "custom"])
+@pytest.mark.parametrize("loop", [pytest.param("fit", marks=pytest.mark.exhaustive), "custom"])
 def test_loss_scaling_trains_and_resumes(tiny, train, loop):
     options = ("train.deterministic=true", "train.dtype_policy=mixed_float16", f"train.loop={loop}")
     whole = train(tiny, *options, "train.epochs=2", run_id="whole")
@@ -874,6 +874,7 @@ def test_loss_scaling_trains_and_resumes(tiny, train, loop):
     assert np.isfinite(whole.history["train/loss"]).all()
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -927,7 +928,7 @@ MIXED = "input.augmentation={flip: true, crop_padding: 0, mixup: 0.4, cutmix: 1.
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("smoothing", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
+@pytest.mark.parametrize("smoothing", [pytest.param(0.0, marks=pytest.mark.exhaustive), 0.1])
 def test_mixed_images_are_learned_as_a_plain_keras_script_does(tiny, train, smoothing):
     options = [
         MIXED, f"train.label_smoothing={smoothing}", "train.epochs=2", "optimizer.kind=sgd",

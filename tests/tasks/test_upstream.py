@@ -102,6 +102,7 @@ def test_keras_has_no_public_class_of_what_fit_reads():
     assert upstream.data_adapter().__name__ == "DataAdapter"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_keras_fails_at_a_first_batch_that_replicas_do_not_share_evenly():
     assert_needed("iterate_in_calls", said_by(UNEVEN) == "True")
@@ -189,6 +190,7 @@ def test_keras_exports_the_loss_that_a_model_was_compiled_with(tmp_path):
     assert keras.models.load_model(tmp_path / "own.keras").count_params() == 3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_keras_on_jax_fails_at_a_last_batch_that_does_not_divide():
     assert_needed("batches_as_they_come", said_by(LAST_BATCH, "jax") == "True")

@@ -204,7 +204,7 @@ def test_a_run_keeps_its_choice(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", [pytest.param("fit", marks=pytest.mark.slow), "custom"])
+@pytest.mark.parametrize("loop", [pytest.param("fit", marks=pytest.mark.exhaustive), "custom"])
 def test_a_training_that_was_left_to_choose_is_the_one_that_was_told(tiny, train, monkeypatch, loop):
     monkeypatch.setattr(autotune, "MIN_STEPS", 1)
     monkeypatch.setattr(autotune, "MIN_PARAMETERS", 1)

@@ -327,7 +327,7 @@ def test_of_a_checkpoint_only_the_metrics_stay_in_memory(tiny, train, monkeypatc
 
 
 @pytest.mark.in_ci(1)
-@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("validate", [True, False])
 def test_a_run_that_a_callback_stopped_inside_an_epoch_goes_on_there(tiny, train, at_step, loop, validate):
     def stop_training(model):

@@ -136,9 +136,9 @@ class Calls(keras.callbacks.Callback):
     [
         (0, 1, {}),
         (0, 4, AUGMENTED),
-        pytest.param(0, 4, MIXED, marks=pytest.mark.slow),
+        pytest.param(0, 4, MIXED, marks=pytest.mark.exhaustive),
         (3, 2, {}),
-        pytest.param(9, 1, {}, marks=pytest.mark.slow),
+        pytest.param(9, 1, {}, marks=pytest.mark.exhaustive),
         (10, 1, {}),
         (0, 3, {"train.steps_per_epoch": 7, **AUGMENTED}),  # The short batch lies inside an epoch.
     ],

@@ -110,7 +110,7 @@ def compiled(prepared, settings):
     ("task", "weighted"),
     [
         ("classification", True),
-        pytest.param("multilabel", False, marks=pytest.mark.slow),
+        pytest.param("multilabel", False, marks=pytest.mark.exhaustive),
         ("regression", False),
     ],
 )
@@ -140,7 +140,7 @@ def test_a_training_is_a_plain_keras_script(mixture, train, task, weighted):
 
 
 @pytest.mark.parametrize(
-    "task", ["classification", *(pytest.param(task, marks=pytest.mark.slow) for task in [*TARGETS][1:])]
+    "task", ["classification", *(pytest.param(task, marks=pytest.mark.exhaustive) for task in [*TARGETS][1:])]
 )
 def test_an_evaluation_is_that_of_the_model_that_was_exported(mixture, train, task):
     prepared = mixture(task)

@@ -64,6 +64,7 @@ def large_digits():
     return prepared_from("mine.npz", kind="arrays")
 
 
+@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(
     ("model", "made", "epochs", "reached"),
     [

@@ -171,9 +171,9 @@ class Calls(keras.callbacks.Callback):
     [
         (1, {}, False),
         (8, {}, True),
-        pytest.param(2, {}, False, marks=pytest.mark.slow),
+        pytest.param(2, {}, False, marks=pytest.mark.exhaustive),
         (1, {"train.steps_per_epoch": 7}, True),
-        pytest.param(3, {"train.steps_per_epoch": 7}, False, marks=pytest.mark.slow),
+        pytest.param(3, {"train.steps_per_epoch": 7}, False, marks=pytest.mark.exhaustive),
     ],
 )
 def test_both_loops_tell_the_callbacks_what_keras_alone_tells_them(tiny, steps_per_execution, options, subclassed):

@@ -17,7 +17,10 @@ def kept(result):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "options",
-    [pytest.param(("train.loop=fit",), marks=pytest.mark.slow), ("train.loop=custom", "train.steps_per_execution=3")],
+    [
+        pytest.param(("train.loop=fit",), marks=pytest.mark.exhaustive),
+        ("train.loop=custom", "train.steps_per_execution=3"),
+    ],
     ids=str,
 )
 def test_a_training_that_is_traced_afterwards_leaves_the_same(tiny, train, options):
