@@ -1,38 +1,26 @@
-"""Files of tables, read a part at a time: CSV, TSV, Parquet and JSON lines."""
+"""Files of tables, read by pandas a part at a time: CSV, TSV, Parquet and JSON lines."""
 
 import csv
 import json
-import mmap
-import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute
-import pyarrow.csv
-import pyarrow.parquet
+import pandas as pd
 
 from tasks.data.encoding import MISSING_TEXTS, NO_NUMBER, Repeated, Values, num_rows
 from tasks.system.errors import UserError, cut, listed
 from tasks.system.files import is_encoding, is_utf8
 
-RAGGED = re.compile(r"Expected \d+ columns, got \d+")
-"""What Arrow says of a row with fewer or more values than the header."""
-CHUNK_BYTES = 8 * 2**20
 CHUNK_ROWS = 65_536
-COPIED_CHARACTERS = 2**20
 KEPT_BYTES = 256 * 2**20
 """A smaller file is read once and kept; a larger one is read again by each that looks at it."""
-
-NOT_READ = (pa.ArrowException, OSError, OverflowError, ValueError)
-"""What Arrow raises on a damaged file, on a type that it cannot bring to Python, or on a date beyond the year 9999."""
-
-Wanted = Literal["number", "datetime", "repeated", "text"]
-"""What a column is read as: numbers, dates and times, values of which many are the same, or each by itself."""
+NOT_READ = (pd.errors.ParserError, OSError, OverflowError, TypeError, ValueError)
+"""What pandas raises on a damaged file, on a type that it cannot hold, or on a date beyond the year 9999."""
+Wanted = Literal["number", "repeated", "text"]
+"""What a column is read as: numbers, values of which many are the same, or each by itself."""
 Chunk = dict[str, Values]
 
 
@@ -67,9 +55,7 @@ class TableFile:
         self.suffix = path.suffix.lower()
         self.delimiter = delimiter or ("\t" if self.suffix == ".tsv" else ",")
         self._kept: tuple[dict[str, Wanted], list[Chunk]] | None = None
-        self._copy: Any = None
-        self._copy_has_quotes = False
-        self._quotes_are_checked = False
+        self._rows_are_checked = False
         if not is_encoding(encoding):
             raise UserError(f"dataset.encoding = '{encoding}': no such encoding. Allowed: utf-8, latin-1 ...")
         if not path.is_file():
@@ -90,7 +76,7 @@ class TableFile:
             yield from self._read(dict(wanted))
             return
         if self._kept is None or not wanted.items() <= self._kept[0].items():
-            self._kept = (dict(wanted), list(self._read(dict(wanted), at_once=True)))
+            self._kept = (dict(wanted), list(self._read(dict(wanted))))
         for chunk in self._kept[1]:
             yield {name: chunk[name] for name in wanted}
 
@@ -111,7 +97,7 @@ class TableFile:
     def _names(self) -> list[str]:
         try:
             if self.suffix == ".parquet":
-                names = list(pa.parquet.ParquetFile(self.path).schema_arrow.names)
+                names = list(open_parquet(self.path).schema_arrow.names)
             elif self.suffix == ".jsonl":
                 names = list(dict.fromkeys(name for row in self._json_rows() for name in row))
             else:
@@ -159,161 +145,119 @@ class TableFile:
             "save it as utf-8"
         )
 
-    def _read(self, wanted: dict[str, Wanted], at_once: bool = False) -> Iterator[Chunk]:
-        """Yield the chunks, of CSV in parallel where all are wanted at once."""
-        other = {".parquet": self._read_parquet, ".jsonl": self._read_json}.get(self.suffix)
+    def _read(self, wanted: dict[str, Wanted]) -> Iterator[Chunk]:
+        read = {".parquet": self._read_parquet, ".jsonl": self._read_json}.get(self.suffix, self._read_csv)
         rows = 0
-        for chunk in other(wanted) if other else self._read_csv(wanted, at_once):
+        for chunk in read(wanted):
             rows += next((num_rows(values) for values in chunk.values()), 0)
             yield chunk
         if not rows:
             raise self.refused("it has no rows")
 
-    def _read_csv(self, wanted: dict[str, Wanted], at_once: bool) -> Iterator[Chunk]:
+    def _read_csv(self, wanted: dict[str, Wanted]) -> Iterator[Chunk]:
+        self._check_rows()
         done = 0
         while True:
             try:
-                for place, chunk in enumerate(self._open_csv(wanted, at_once)):
+                for place, frame in enumerate(self._csv_frames(wanted)):
                     if place == done:
-                        yield chunk
+                        yield {name: values_of(frame[name], how) for name, how in wanted.items()}
                         done += 1
                 return
-            except _NotRead as failed:
-                # What Arrow does not read is read as text, and the one who wants it otherwise says which value it is.
-                wanted = {name: "text" if how == failed.wanted else how for name, how in wanted.items()}
-
-    def _open_csv(self, wanted: dict[str, Wanted], at_once: bool) -> Iterator[Chunk]:
-        types = {
-            "number": pa.float64(),
-            "datetime": pa.timestamp("s"),
-            "repeated": pa.dictionary(pa.int32(), pa.string()),
-            "text": pa.string(),
-        }
-        source = self._for_arrow()
-        options = (
-            pa.csv.ReadOptions(block_size=CHUNK_BYTES, column_names=self.names, skip_rows=self._header_lines),
-            pa.csv.ParseOptions(
-                delimiter=self.delimiter,
-                quote_char='"' if self.quotes else False,
-                # No handler of invalid rows: see `_for_arrow`.
-                newlines_in_values=not at_once or self._has_quotes(),
-            ),
-            pa.csv.ConvertOptions(
-                column_types={name: types[how] for name, how in wanted.items()},
-                include_columns=list(wanted),
-                decimal_point=self.decimal,
-                null_values=sorted(MISSING_TEXTS | NO_NUMBER),  # Of numbers and dates; texts stay as they are.
-            ),
-        )
-        try:
-            # Both give the same parts; the former parses several of them at a time.
-            batches = pa.csv.read_csv(source, *options).to_batches() if at_once else pa.csv.open_csv(source, *options)
-            for batch in batches:
-                if batch.num_rows:
-                    self._check_quotes(batch)
-                    yield {name: values_of(column, wanted[name]) for name, column in _columns(batch)}
-        except pa.ArrowInvalid as error:
-            for kind, how in (("double", "number"), ("timestamp", "datetime")):
-                if f"error to {kind}" in str(error):
-                    raise _NotRead(how) from None
-            if "UTF8" in str(error):
+            except pd.errors.EmptyDataError:
+                return
+            except UnicodeError:
                 raise self._wrong_encoding() from None
-            if RAGGED.search(str(error)):
-                raise self._ragged(error) from None
-            if "Empty CSV file" not in str(error):
-                raise self.refused(f"cannot be read ({cut(str(error))})") from None
+            except NOT_READ as error:
+                # A column with something else than numbers is read as text, and who wants numbers names the value.
+                if not (
+                    words := [name for name, how in wanted.items() if how == "number" and not self._are_numbers(name)]
+                ):
+                    raise self.refused(f"cannot be read ({cut(str(error))})") from None
+                wanted = {name: "text" if name in words else how for name, how in wanted.items()}
 
-    def _for_arrow(self) -> Any:
-        """Return what Arrow reads: the file, or a copy in UTF-8 of one that has another encoding.
+    def _csv_frames(self, wanted: Mapping[str, Wanted]) -> Iterator[Any]:
+        kinds = {"number": "float64", "repeated": "category", "text": "object"}
+        with pd.read_csv(
+            self.path,
+            sep=self.delimiter,
+            header=None,
+            names=self.names,
+            index_col=False,
+            usecols=list(wanted),
+            dtype={name: kinds[how] for name, how in wanted.items()},
+            skiprows=self._header_lines,
+            na_values={name: sorted(MISSING_TEXTS | NO_NUMBER) for name, how in wanted.items() if how == "number"},
+            keep_default_na=False,
+            decimal=self.decimal,
+            quoting=csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE,
+            encoding=self._python_encoding,
+            chunksize=CHUNK_ROWS,
+        ) as frames:
+            yield from frames
 
-        Arrow is given no function of Python's, neither to decode nor to handle a row: a thread of Arrow's frees it, and
-        where the process exits meanwhile, that ends it with SIGABRT.
-        """
-        if is_utf8(self.encoding):
-            return self.path
-        if self._copy is None:
-            self._copy = self._copied_as_utf8()
-        return self._copy.get_stream(0, self._copy.size())
-
-    def _copied_as_utf8(self) -> Any:
-        """Return a file that is open and has no name any more, so that it goes however this process ends."""
-        folder = "a temporary folder"
+    def _are_numbers(self, name: str) -> bool:
         try:
-            folder = tempfile.gettempdir()
-            with tempfile.NamedTemporaryFile() as copy:
-                for part in self._texts():
-                    copy.write(part.encode())
-                    self._copy_has_quotes = self._copy_has_quotes or '"' in part
-                copy.flush()
-                return pa.OSFile(copy.name)
-        except OSError as error:
-            raise self.refused(
-                f"a copy of it in UTF-8 cannot be made in {folder} ({error.strerror}). Make room there, set TMPDIR to "
-                "another folder, or save it as utf-8"
-            ) from None
+            for _ in self._csv_frames({name: "number"}):
+                pass
+        except NOT_READ:
+            return False
+        return True
 
-    def _texts(self) -> Iterator[str]:
-        """Yield what is in the file, so many characters at once."""
-        try:
-            with self.path.open(encoding=self.encoding, newline="") as file:
-                while text := file.read(COPIED_CHARACTERS):
-                    yield text
-        except UnicodeError:
-            raise self._wrong_encoding() from None
-        except OSError as error:
-            raise self.refused(f"cannot be read ({error.strerror})") from None
+    def _check_rows(self) -> None:
+        """Refuse rows with fewer or more values than the header, and a quote that nothing closes, which makes one value
+        of all the rows up to the next quote: pandas reads both without a word.
 
-    def _check_quotes(self, batch: Any) -> None:
-        """Refuse a quote that nothing closes, which makes one value of all the rows up to the next quote.
-
-        Only where a value has the end of a line in it, and once: Python reads 60 MB a second.
+        Where there are no quotes, counting is enough: Python's reader takes a second for 60 MB.
         """
-        if self._quotes_are_checked or not self.quotes or not any(_has_line_ends(column) for column in batch.columns):
+        if self._rows_are_checked:
             return
-        self._quotes_are_checked = True
+        self._rows_are_checked = True
+        if self._is_even():
+            return
+        ragged: list[list[str]] = []
+        count, line = 0, self._header_lines
         with self.path.open(encoding=self._python_encoding, newline="") as file:
-            rows = self._csv_reader(file, strict=True)
-            first = 1
+            rows = self._csv_reader(islice(file, self._header_lines, None), strict=True)
             try:
-                for _ in rows:
-                    first = rows.line_num + 1
+                for row in rows:
+                    line = self._header_lines + rows.line_num
+                    if row and len(row) != len(self.names):
+                        count += 1
+                        ragged = ragged or [row]
+            except UnicodeError:
+                raise self._wrong_encoding() from None
             except csv.Error as error:
                 raise self.refused(
-                    f"line {first} opens a quote that no delimiter follows ({error}), so that lines {first} "
-                    f"to {rows.line_num} would be one row. Mend it, or take quotes for characters like any other: "
-                    "--set dataset.quoting=none"
+                    f"line {line + 1} opens a quote that no delimiter follows ({error}), so that lines {line + 1} to "
+                    f"{self._header_lines + rows.line_num} would be one row. Mend it, or take quotes for characters "
+                    "like any other: --set dataset.quoting=none"
                 ) from None
+        if ragged:
+            (first,), have = ragged, "has" if count == 1 else "have"
+            raise self.refused(
+                f"{count} of its rows {have} not the {len(self.names)} values of its header: the first has "
+                f"{len(first)}: {cut(self.delimiter.join(first), 80)!r}. Mend them, quote what has {self.delimiter!r} "
+                "in it, say what stands between values: --set dataset.delimiter=';', or which line names the columns: "
+                "--set dataset.header=2"
+            )
 
-    def _ragged(self, found: pa.ArrowInvalid) -> UserError:
-        """Return the message that counts the rows which have fewer or more values than the header."""
-        try:
-            with self.path.open(encoding=self._python_encoding, newline="") as file:
-                rows = self._csv_reader(islice(file, (self.header or 1) - 1, None))
-                ragged = [row for row in rows if row and len(row) != len(self.names)]
-        except (UnicodeError, csv.Error):
-            ragged = []
-        if not ragged:  # Python reads it otherwise, or not at all.
-            return self.refused(f"cannot be read ({cut(str(found))})")
-        first, have = ragged[0], "has" if len(ragged) == 1 else "have"
-        return self.refused(
-            f"{len(ragged)} of its rows {have} not the {len(self.names)} values of its header: the first has "
-            f"{len(first)}: {cut(self.delimiter.join(first), 80)!r}. Mend them, quote what has {self.delimiter!r} in "
-            "it, say what stands between values: --set dataset.delimiter=';', or which line names the columns: --set "
-            "dataset.header=2"
-        )
-
-    def _has_quotes(self) -> bool:
-        """Return whether a value may have the end of a line in it."""
-        if self._copy is not None or not self.quotes:
-            return self._copy_has_quotes and self.quotes
-        with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return content.find(b'"') >= 0
+    def _is_even(self) -> bool:
+        """Return whether each line below the header has as many delimiters, and no quote, as far as bytes tell."""
+        if not is_ascii_based(self.encoding):
+            return False
+        delimiter, expected = self.delimiter.encode(), len(self.names) - 1
+        with self.path.open("rb") as file:
+            lines = islice(file, self._header_lines, None)
+            return all(
+                (line.count(delimiter) == expected and b'"' not in line) or not line.strip(b"\r\n") for line in lines
+            )
 
     def _read_parquet(self, wanted: dict[str, Wanted]) -> Iterator[Chunk]:
         try:
-            file = pa.parquet.ParquetFile(self.path)
-            for batch in file.iter_batches(CHUNK_ROWS, columns=list(wanted)):
-                yield {name: values_of(column, wanted[name]) for name, column in _columns(batch)}
+            for batch in open_parquet(self.path).iter_batches(CHUNK_ROWS, columns=list(wanted)):
+                frame = batch.to_pandas()
+                yield {name: values_of(frame[name], how) for name, how in wanted.items()}
         except NOT_READ as error:
             raise self.refused(f"cannot be read ({cut(str(error))})") from None
 
@@ -354,12 +298,6 @@ class TableFile:
             raise self._wrong_encoding() from None
 
 
-def _has_line_ends(column: Any) -> bool:
-    """Return whether a text of a column of Arrow has the end of a line in it."""
-    texts = column.dictionary if pa.types.is_dictionary(column.type) else column
-    return pa.types.is_string(texts.type) and bool(pa.compute.any(pa.compute.match_substring(texts, "\n")).as_py())
-
-
 def _has_half_characters(row: Any) -> bool:
     try:
         json.dumps(row, ensure_ascii=False).encode()
@@ -388,35 +326,40 @@ def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _JSON = json.JSONDecoder(object_pairs_hook=_without_repeated_keys)  # Once: `json.loads` would make one for each line.
 
 
-class _NotRead(Exception):
-    """Arrow read columns of numbers or of datetimes, and found something else."""
+def open_parquet(path: Path) -> Any:
+    """Return a Parquet file, as pandas' own reader opens it."""
+    import pyarrow.parquet
 
-    def __init__(self, wanted: str) -> None:
-        super().__init__(wanted)
-        self.wanted = wanted
+    return pyarrow.parquet.ParquetFile(path)
 
 
-def _columns(batch: Any) -> Iterator[tuple[str, Any]]:
-    return zip(batch.schema.names, batch.columns, strict=True)
+def is_ascii_based(encoding: str) -> bool:
+    """Return whether a byte below 128 is one character of ASCII wherever it stands."""
+    try:
+        return is_utf8(encoding) or bytes(range(128)).decode(encoding) == "".join(map(chr, range(128)))
+    except UnicodeError:
+        return False
 
 
 def values_of(column: Any, wanted: Wanted) -> Values:
-    """Return a column of Arrow as arrays of NumPy or lists of Python's values."""
-    kind = column.type
-    if wanted == "repeated" and not pa.types.is_dictionary(kind) and not pa.types.is_nested(kind):
-        column = column.dictionary_encode()
-        kind = column.type
-    if pa.types.is_dictionary(kind):
-        values = column.dictionary.to_pylist()
-        rows = column.indices.fill_null(len(values)).to_numpy(zero_copy_only=False).astype(np.int64)
-        return Repeated([*values, None], rows)
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        instants = column if kind == pa.timestamp("s") else column.cast(pa.timestamp("us"))
-        found: np.ndarray[Any, Any] = instants.to_numpy(zero_copy_only=False)
+    """Return a column of pandas as an array of numbers or instants, as repeated values, or as a list with None where a
+    value is missing."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        codes = column.cat.codes.to_numpy().astype(np.int64)
+        categories = column.cat.categories.tolist()
+        return Repeated([*categories, None], np.where(codes < 0, len(categories), codes))
+    if pd.api.types.is_datetime64_any_dtype(column.dtype):
+        plain = column.dt.tz_convert("UTC").dt.tz_localize(None) if column.dt.tz is not None else column
+        found: np.ndarray[Any, Any] = plain.to_numpy("datetime64[us]")
         return found
-    is_number = pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)
+    is_number = pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
     if wanted == "number" and is_number:
-        found = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        found = column.to_numpy(np.float64)
         return found
-    listed: list[Any] = column.to_pylist()
-    return listed
+    given = column.astype(object).where(column.notna(), None)
+    listed_values = [value.tolist() if isinstance(value, np.ndarray) else value for value in given]
+    if wanted == "repeated" and not any(isinstance(value, list | dict) for value in listed_values):
+        places: dict[Any, int] = {}
+        rows = np.array([places.setdefault(value, len(places)) for value in listed_values], np.int64)
+        return Repeated(list(places), rows)
+    return listed_values

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import pyarrow.parquet
 
 from tasks.data.encoding import Values, num_rows
 from tasks.data.source_files import is_by_product
-from tasks.data.table_files import NOT_READ, values_of
+from tasks.data.table_files import NOT_READ, open_parquet, values_of
 from tasks.serving.rows import csv_rows, encoding_of, json_rows
 from tasks.system import machine
 from tasks.system.errors import UserError, cut, listed
@@ -325,13 +324,14 @@ class Reader:
 
     def _of_parquet(self, name: str, path: Path) -> Iterator[RawExamples]:
         """Yield the rows of Parquet."""
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             names = list(file.schema_arrow.names)
             self._check_columns(name, names)
             first = 1
             for batch in file.iter_batches(self.part_rows, columns=list(self.wanted.columns)):
+                frame = batch.to_pandas()
                 columns = {
-                    column: values_of(batch.column(column), "number" if kind == "number" else "text")
+                    column: values_of(frame[column], "number" if kind == "number" else "text")
                     for column, kind in self.wanted.columns.items()
                 }
                 yield RawExamples(places_of(name, first, batch.num_rows), columns, folder=path.parent)

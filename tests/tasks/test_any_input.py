@@ -533,13 +533,6 @@ def test_a_description_that_goes_too_deep_is_refused(here):
         lineage.data_version("own")
 
 
-def test_a_date_beyond_the_year_9999_is_refused(here):
-    when = pa.array([253402300800, 0, 1, 2], pa.int64()).cast(pa.timestamp("s"))
-    pa.parquet.write_table(pa.table({"when": when, "y": ["a", "b", "a", "b"]}), here / "own.parquet")
-    with pytest.raises(UserError, match=r"own\.parquet': cannot be read \(.*out of range"):
-        prepared_of(here / "own.parquet", columns={"when": "category"})
-
-
 def test_an_array_that_promises_more_than_its_file_has_is_refused_before_memory_is_asked_for(here):
     (here / "own").mkdir()
     np.save(here / "own" / "y.npy", np.array([0, 1, 0, 1]))

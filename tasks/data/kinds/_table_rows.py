@@ -25,7 +25,7 @@ from tasks.system.errors import UserError, cut, listed
 
 WANTED: dict[str, Wanted] = {
     "number": "number",
-    "datetime": "datetime",
+    "datetime": "text",
     "category": "repeated",
     "text": "text",
     "image": "text",
@@ -78,7 +78,8 @@ class ScannedTable:
 
     def is_missing(self, name: str, values: Values) -> Mask:
         """Return which rows have no value in a column, bool (n,), by what the column is read as."""
-        if self._wanted[name] in ("number", "datetime") and isinstance(values, list):
+        is_datetime = name in self.kinds and self.kinds[name].kind == "datetime"
+        if (self._wanted[name] == "number" or is_datetime) and isinstance(values, list):
             return np.array([encoding.is_no_number(value) for value in values], bool)
         return encoding.is_missing(values, self.dataset.not_missing)
 
