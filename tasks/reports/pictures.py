@@ -1,7 +1,9 @@
 """PNG pictures of a run: learning curve, predictions, reliability, and augmented images."""
 
+import contextlib
 import math
 import textwrap
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -75,11 +77,30 @@ def _wrapped(title: str, inches: float) -> str:
 def _saved(figure: Any, path: Path) -> Path:
     from matplotlib.text import Text
 
-    for text in figure.findobj(Text):
-        text.set_parse_math(False)  # `$5 to $10` is a name, and no formula.
+    texts = figure.findobj(Text)
+    fonts = _fonts("".join(text.get_text() for text in texts))
+    for text in texts:
+        text.set(parse_math=False, family=fonts)  # `$5 to $10` is a name, and no formula.
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # No font of this machine has it.
+        figure.savefig(path, dpi=120)
     return path
+
+
+def _fonts(text: str) -> list[str]:
+    """Return the usual font, and those of this machine that have what it lacks of a text, such as 漢字."""
+    from matplotlib.font_manager import findfont, fontManager, get_font
+
+    names = ["DejaVu Sans"]
+    lacking = set(map(ord, text.replace("\n", ""))) - get_font(findfont(names[0])).get_charmap().keys()
+    for font in fontManager.ttflist if lacking else ():
+        with contextlib.suppress(OSError, RuntimeError):  # One that Matplotlib cannot read.
+            found = lacking & get_font(font.fname).get_charmap().keys()
+            if found and not font.name.startswith("Last Resort"):  # It has a box for each letter.
+                names.append(font.name)
+                lacking -= found
+    return names
 
 
 def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Path:
