@@ -1,7 +1,9 @@
 """PNG pictures of a run: learning curve, predictions, reliability, and augmented images."""
 
+import contextlib
 import math
 import textwrap
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from tasks.system.errors import cut
 MAX_LABELS = 60
 """The most labels in a picture."""
 MAX_NAME = 40
-"""Letters of a class or a label in a picture: longer ones would leave no room for what is drawn."""
+"""Letters of a class or a label in a picture; a longer name is drawn without its middle."""
 
 
 def predictions(evaluation: EvaluationResult, title: str, folder: Path) -> Path:
@@ -39,15 +41,21 @@ def _draw_numbers(evaluation: EvaluationResult, title: str, path: Path) -> Path:
 
 def _draw_labels(evaluation: EvaluationResult, title: str, path: Path) -> Path:
     shown = evaluation.classes[:MAX_LABELS]
-    figure, axes = _titled((6.4, 1.6 + 0.34 * len(shown)), title)
+    names = [f"{cut(entry.name, MAX_NAME)} ({entry.support:,})" for entry in shown]
+    figure, axes = _titled((6.4 + _room(names), 1.6 + 0.34 * len(shown)), title)
     for offset, name in ((-0.2, "precision"), (0.2, "recall")):
         places = [place + offset for place in range(len(shown))]
         axes.barh(places, [getattr(entry, name) for entry in shown], height=0.38, label=name)
-    axes.set_yticks(range(len(shown)), [f"{cut(entry.name, MAX_NAME)} ({entry.support:,})" for entry in shown])
+    axes.set_yticks(range(len(shown)), names)
     axes.invert_yaxis()
     axes.set(xlim=(0, 1), xlabel="share")
     axes.legend()
     return _saved(figure, path)
+
+
+def _room(names: Sequence[str]) -> float:
+    """Return how many inches a figure is larger than usual, so that its longest name leaves room for what is drawn."""
+    return 0.09 * max(max(map(len, names)) - 15, 0)
 
 
 def _titled(size: tuple[float, float], title: str) -> tuple[Any, Any]:
@@ -69,11 +77,30 @@ def _wrapped(title: str, inches: float) -> str:
 def _saved(figure: Any, path: Path) -> Path:
     from matplotlib.text import Text
 
-    for text in figure.findobj(Text):
-        text.set_parse_math(False)  # `$5 to $10` is a name, and no formula.
+    texts = figure.findobj(Text)
+    fonts = _fonts("".join(text.get_text() for text in texts))
+    for text in texts:
+        text.set(parse_math=False, family=fonts)  # `$5 to $10` is a name, and no formula.
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # No font of this machine has it.
+        figure.savefig(path, dpi=120)
     return path
+
+
+def _fonts(text: str) -> list[str]:
+    """Return the usual font, and those of this machine that have what it lacks of a text, such as 漢字."""
+    from matplotlib.font_manager import findfont, fontManager, get_font
+
+    names = ["DejaVu Sans"]
+    lacking = set(map(ord, text.replace("\n", ""))) - get_font(findfont(names[0])).get_charmap().keys()
+    for font in fontManager.ttflist if lacking else ():
+        with contextlib.suppress(OSError, RuntimeError):  # One that Matplotlib cannot read.
+            found = lacking & get_font(font.fname).get_charmap().keys()
+            if found and not font.name.startswith("Last Resort"):  # It has a box for each letter.
+                names.append(font.name)
+                lacking -= found
+    return names
 
 
 def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Path:
@@ -86,6 +113,7 @@ def confusion_matrix(evaluation: EvaluationResult, title: str, path: Path) -> Pa
     num_classes = len(names)
     readable = num_classes <= 30  # With more, squares are too small for numbers, and from 100 on not each has a name.
     side = max(5.0, 0.55 * num_classes + 2.0) if readable else min(0.14 * num_classes + 4.0, 20.0)
+    side += _room(names)
     figure, axes = _titled((side + 1.2, side), title)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046)

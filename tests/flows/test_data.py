@@ -35,15 +35,11 @@ def test_own_photos_are_added_and_followed_when_they_change(photos, project, run
     added = run(["stratagem", "data", "add", source, "--name", "my-photos", "--json"])
     assert added.returncode == 0, added.stderr
     first = json.loads(added.stdout)
-    assert (first["name"], first["kind"], first["features"]["image"]["shape"]) == (
-        "my-photos",
-        "image_folder",
-        [24, 24, 1],
-    )
+    assert (first["name"], first["features"]["image"]["shape"]) == ("my-photos", [32, 32, 1])
     assert {name: split["num_examples"] for name, split in first["splits"].items()} == {"test": 80, "train": 320}
     assert "added data/my-photos: put it under version control" in added.stderr
     assert added.stderr.count("the images of my-photos differ in size, from") == 1
-    assert config.read_description(project / "data" / "my-photos").image_size == (24, 24)
+    assert config.read_description(project / "data" / "my-photos").image_size == (32, 32)
 
     # The same again does nothing; one picture more is another data version.
     again = run(["stratagem", "data", "add", source, "--name", "my-photos", "--json"])

@@ -778,6 +778,14 @@ def test_classes_are_the_numbers_that_are_written(source, labels, names, capsys)
     assert (told in capsys.readouterr().err) == (labels.dtype.kind == "f")
 
 
+def test_words_are_one_class_however_they_are_spaced_and_put_together(source):
+    words = np.array(["caf\u00e9", "cafe\u0301", "tall", "tall "])[np.arange(40) % 4]
+    np.savez(source / "own.npz", x=np.arange(40.0)[:, np.newaxis], y=words)
+    prepared = prepare(describe(source / "own.npz", "arrays"))
+    assert prepared.target.class_names == ("caf\u00e9", "tall")
+    assert sum(np.array(split.class_counts) for split in prepared.splits.values()).tolist() == [20, 20]
+
+
 def test_fractions_and_many_whole_numbers_are_a_regression(source):
     for labels in (np.arange(30.0), np.arange(30) % 3 / 2):
         np.savez(source / "own.npz", x=np.arange(30.0)[:, np.newaxis], y=labels)

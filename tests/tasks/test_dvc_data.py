@@ -125,7 +125,7 @@ def test_data_are_prepared_again_by_another_version_of_the_reader_and_not_by_oth
 
 def test_a_dataset_depends_on_its_own_builder_and_on_no_other_code(project):
     own = "tasks/data/builders/noise.py"
-    for name, expected in {"noise": [own], "mnist": [], "noise-loud": [own]}.items():
+    for name, expected in {"noise": [own], "mnist": [], "noise.loud": [own]}.items():
         stages = yaml.safe_load(dataset_folder.tfds_pipeline(name, project))["stages"]
         assert stages["download"].get("deps", []) == expected
         assert stages["prepare"]["deps"] == ["data/${dataset.name}/raw", *expected]

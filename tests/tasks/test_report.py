@@ -202,6 +202,13 @@ def test_names_are_drawn_as_they_are(tmp_path):
     assert (tmp_path / "predictions.png").is_file()
 
 
+def test_a_letter_that_the_usual_font_lacks_is_drawn_by_another_one(tmp_path):
+    made = evaluation(np.eye(2, dtype=int), ["⏜⏝", "高"])  # One that a font of Matplotlib's has, and one that none has.
+    drawn = reports.confusion_matrix(made, "t", tmp_path / "matrix.svg").read_text()
+    assert "STIX" in drawn
+    reports.confusion_matrix(made, "t", tmp_path / "matrix.png")  # A warning would be an error here.
+
+
 def test_metrics_are_nested_as_dvc_shows_them(tmp_path):
     path = reports.metrics_table(evaluation([[1]]), tmp_path / "test.json")
     assert json.loads(path.read_text()) == {"test": {"loss": 0.5, "accuracy": 0.75, "top_5_accuracy": 1.0}}

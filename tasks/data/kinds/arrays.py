@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
+from tasks.data.encoding import spelled
 from tasks.data.kinds import Block, Examples, Metadata, split_rows
 from tasks.data.source_files import is_by_product
 from tasks.records import Feature, HeldOut, Target
@@ -356,11 +357,12 @@ def _are_whole(numbers: npt.NDArray[Any]) -> bool:
 
 
 def _classes(dataset: config.Arrays, labels: npt.NDArray[Any]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
-    """Return the names of the classes, as they are written, and the class of each example, int64 (n,)."""
+    """Return the names of the classes, as a table's, and the class of each example, int64 (n,)."""
     values, places = np.unique(labels, return_inverse=True)
     numbers = places.ravel().astype(np.int64)
     if labels.dtype.kind == "U":
-        return tuple(map(str, values)), numbers
+        names, of_value = np.unique([spelled(str(value)) for value in values], return_inverse=True)
+        return tuple(map(str, names)), of_value.astype(np.int64)[numbers]
     lowest, highest = int(values[0]), int(values[-1])
     # -1 is how many write that there is no class; -1 and 1 alone are two classes.
     if (lowest < 0 and values.tolist() != [-1, 1]) or len(values) > MAX_CLASSES:
