@@ -360,15 +360,15 @@ def find_model(name: str, checkpoint: str | None) -> tuple[config.Settings, Prep
     if checkpoint is not None:
         raise UserError(f"{name} is one model of its run: leave --checkpoint out, or name the run")
     found = client.find_model(config.load(), name)
-    if (run := runs.look_up(found.run_id)) is None:
+    if (logged := runs.look_up(found.run_id)) is None:
         raise UserError(f"{name} is of run {found.run_id}, which is not in mlruns/ here: give the command where it is")
-    settings, prepared, training = _load_trained(run)
+    settings, prepared, training = _load_trained(logged)
     root = config.project_root()
     for which, file in (("latest", root / training.final_model), ("best", root / training.best_model)):
         if file.is_file() and files.digest(file) == found.keras_file_sha256:
-            return settings, prepared, run, which
+            return settings, prepared, logged, which
     raise UserError(
-        f"{name} is a model of run {run.run_id} that is not in the run's folder: it is damaged there, or the run was "
+        f"{name} is a model of run {logged.run_id} that is not in the run's folder: it is damaged there, or the run was "
         "resumed since then. Give the run in place of the model, to export what it has now"
     )
 
