@@ -1,7 +1,8 @@
 """Raw values of a table -> the arrays that a model takes; `prepare` and a served model use this very file.
 
-It imports the standard library, NumPy and, for pictures, Pillow (and pi-heif where that is installed) alone, because it
-goes with a model to where nothing else of the project is: as one file, which is why it is longer than any other.
+It imports the standard library, NumPy, pandas for datetimes, and Pillow for pictures (and pi-heif where that is
+installed) alone, because it goes with a model to where nothing else of the project is: as one file, which is why it is
+longer than any other.
 """
 
 import base64
@@ -13,7 +14,6 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import UTC, date, datetime
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -54,7 +54,6 @@ UNSPACED = (
 )
 """What is written without spaces: each character is a word."""
 SIGNS = re.compile(rf"[^\w\s\0]|[{UNSPACED}]")
-SECONDS_A_DAY = 86_400
 MICROSECONDS_A_DAY = 86_400_000_000
 
 WHOLE_NUMBER = re.compile(r"([+-]?\d+)\.0+")
@@ -282,74 +281,30 @@ def days(values: Values, column: str, form: str | None = None) -> Numbers:
     Raises:
         BadValue: something else.
     """
-    if isinstance(values, Repeated):
-        return days(rows_of(values), column, form)
-    if form is not None:
-        known: dict[Any, Any] = {}
-        for row, value in enumerate(values):
-            if value not in known:
-                known[value] = _written_instant(value, column, row, form)
-        values = np.array([known[value] for value in values], "datetime64[us]")
-    if not (isinstance(values, np.ndarray) and values.dtype.kind == "M"):
-        plain = _plain_instants(rows_of(values))
-        if plain is not None:
-            return plain.astype(np.int64) / SECONDS_A_DAY
-        parsed = [_instant(value, column, row) for row, value in enumerate(values)]
-        values = np.array(parsed, "datetime64[us]")
-    in_seconds = values.dtype == np.dtype("datetime64[s]")
-    instants = values if in_seconds else values.astype("datetime64[us]")
-    found = instants.astype(np.int64) / (SECONDS_A_DAY if in_seconds else MICROSECONDS_A_DAY)
+    if isinstance(values, np.ndarray) and values.dtype.kind == "M":
+        instants = values.astype("datetime64[us]")
+    else:
+        instants = _read_instants(rows_of(values), column, form)
+    found = instants.astype(np.int64) / MICROSECONDS_A_DAY
     found[np.isnat(instants)] = np.nan
     return found
 
 
-def _plain_instants(values: Sequence[Any]) -> npt.NDArray[np.datetime64] | None:
-    """Return texts that are all as 2026-01-31 or all as 2026-01-31 18:30:00 as instants, which NumPy reads ten times
-    faster; None where one is something else."""
-    form = {10: "0000-00-00", 19: "0000-00-00T00:00:00"}.get(
-        len(values[0]) if len(values) and isinstance(values[0], str) else 0
-    )
-    if form is None or set(map(type, values)) != {str} or set(map(len, values)) != {len(form)}:
-        return None
-    try:
-        texts = np.array(values, f"S{len(form)}")
-        signs = texts.view(np.uint8).reshape(len(values), len(form))
-        digits = np.array([sign == "0" for sign in form])
-        rest = signs[:, ~digits]
-        is_plain = ((signs[:, digits] >= ord("0")) & (signs[:, digits] <= ord("9"))).all()
-        wanted = [form.replace("T", separator)[4:] for separator in "T "]
-        others = [[ord(sign) for sign in one if sign != "0"] for one in wanted]
-        if not is_plain or not np.logical_or(*[(rest == other).all(1) for other in others]).all():
-            return None
-        return texts.astype("datetime64[s]")
-    except ValueError:  # The 31st of February, or a letter beyond ASCII.
-        return None
+def _read_instants(values: Sequence[Any], column: str, form: str | None) -> npt.NDArray[np.datetime64]:
+    import pandas as pd  # A model without datetimes needs none.
 
-
-def _written_instant(value: Any, column: str, row: int, form: str) -> Any:
-    if is_no_number(value):
-        return None
-    try:
-        if isinstance(value, str):
-            return datetime.strptime(value.strip(), form)  # noqa: DTZ007 - it has no time zone, as a day has none.
-        return _instant(value, column, row)
-    except ValueError:
-        raise BadValue(column, row, value, f"is no date or time of the form {form}") from None
-
-
-def _instant(value: Any, column: str, row: int) -> Any:
-    if _is_missing(value):
-        return None
-    try:
-        if isinstance(value, str):
-            value = datetime.fromisoformat(value.strip())
-        if isinstance(value, datetime):
-            return value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
-        if isinstance(value, date | np.datetime64):
-            return value
-    except ValueError:
-        pass
-    raise BadValue(column, row, value, "is no date or time of ISO 8601 (2026-01-31, 2026-01-31 18:30)")
+    absent = np.fromiter(map(is_no_number, values), bool, len(values))
+    given = [value.strip() if isinstance(value, str) else value for value in values]
+    are_dates = [isinstance(value, str | date | np.datetime64) for value in given]
+    known = np.array(are_dates, bool) & ~absent
+    texts = pd.Series([value if is_one else None for value, is_one in zip(given, known, strict=True)], dtype=object)
+    read = pd.to_datetime(texts, format=form or "ISO8601", utc=True, errors="coerce")
+    if (wrong := read.isna().to_numpy() & ~absent).any():
+        row = int(wrong.argmax())
+        wanted = f"the form {form}" if form else "ISO 8601 (2026-01-31, 2026-01-31 18:30)"
+        raise BadValue(column, row, values[row], f"is no date or time of {wanted}")
+    found: npt.NDArray[np.datetime64] = read.dt.tz_localize(None).to_numpy("datetime64[us]")
+    return found
 
 
 def datetime_places(found: Numbers) -> Numbers:

@@ -448,7 +448,7 @@ def _how_written(name: str, texts: Sequence[str], count: int, dataset: config.Ta
 
 def _are_iso(present: list[Any]) -> bool:
     """Return whether values are dates and times of ISO 8601."""
-    dashed = sum(not isinstance(value, str) or "-" in value for value in present)
+    dashed = sum(not isinstance(value, str) or bool(re.search("[-/]", value)) for value in present)
     return dashed >= (1 - MISTAKES) * len(present) and _are(present, encoding.days, MISTAKES)
 
 

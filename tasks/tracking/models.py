@@ -129,8 +129,10 @@ def _write_model(
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     raw = prepared_data.encoder_config(prepared)
     packages = ["keras", "numpy", backend]
-    if raw is not None and any(feature.kind == "image" for feature in prepared.features.values()):
-        packages.append("pillow")
+    columns = [column.kind for feature in prepared.features.values() for column in feature.columns]
+    if raw is not None:
+        packages += ["pillow"] * ("image" in columns or "image" in prepared.features)
+        packages += ["pandas"] * ("datetime" in columns)
     signature = ModelSignature(
         inputs=Schema(_inputs(prepared.features, raw is not None)),
         outputs=Schema([TensorSpec(np.dtype("float32"), (-1, prepared.target.num_outputs))]),
