@@ -14,6 +14,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import date
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias

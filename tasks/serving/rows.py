@@ -32,7 +32,10 @@ def csv_rows(
     first = list(itertools.islice(lines, 20))
 
     def count(line: str, delimiter: str) -> int:
-        found = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
+        try:
+            found = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
+        except csv.Error:  # A row with a value that is too long.
+            return 0
         return sum(column in found for column in columns)
 
     counts = [max(count(line, delimiter) for delimiter in delimiters) for line in first]

@@ -1,5 +1,6 @@
 import hashlib
 import shutil
+import sys
 from pathlib import Path
 
 import keras
@@ -137,6 +138,7 @@ def build(input_shape, num_classes):
 def test_the_loss_is_that_of_validation(tiny, train, make_dataset, project, loss):
     """The run's own, and the model's own losses on top, as Keras' evaluate has it."""
     (project / "own_evaluated.py").write_text(OWN)
+    sys.modules.pop("own_evaluated", None)  # Of another test's project.
     train_arrays, held_out = (
         tuple(np.load(path) for path in (tiny.splits[split].features["image"], tiny.splits[split].labels))
         for split in ("train", "test")

@@ -1,3 +1,5 @@
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -320,6 +322,7 @@ OWN = {
 @pytest.fixture
 def own_metrics(project, monkeypatch):
     (project / "own_metrics.py").write_text(OWN_METRICS)
+    sys.modules.pop("own_metrics", None)  # Of another test's project.
     (project / "val_metrics.py").write_text(OWN_METRICS)
     monkeypatch.syspath_prepend(project)
 
@@ -458,6 +461,7 @@ def test_a_loss_that_cannot_be_is_refused(tiny, own_losses, task, overrides, mes
 
 @pytest.fixture
 def own_losses(project, monkeypatch):
+    sys.modules.pop("own_losses", None)  # Of another test's project.
     (project / "own_losses.py").write_text(
         "import keras\n\n\n"
         "def quartic(labels, outputs):\n"
