@@ -414,12 +414,12 @@ def _kind_of_numbers(name: str, present: list[Any], count: int, dataset: config.
     """Return whether numbers say how much, which of several, or only who a row is of."""
     texts = [value.strip() for value in present if isinstance(value, str)]
     # 01234 is a code: a postal code, an article.
-    if any(re.fullmatch(r"0\d+", text) for text in texts):
+    joined = "\n".join(texts)
+    if re.search(r"^0\d+$", joined, re.MULTILINE):
         return _Guess("category")
-    sample = [value for value in present if _are([value], partial(encoding.numbers, decimal=dataset.decimal or "."))]
-    numbers = encoding.numbers(sample, name, dataset.decimal or ".")
-    written = [text for text in texts if not re.fullmatch(r"[+-]?[\d.,]+([eE][+-]?\d+)?", text)]
-    if not written and len(numbers) == count and (numbers == np.rint(numbers)).all():
+    # Only a column of whole numbers, written as a program writes them, may say who a row is of.
+    if len(present) == count and all(re.fullmatch(r"[+-]?\d+(\.0+)?", str(value).strip()) for value in present):
+        numbers = np.array([float(value) for value in present])
         if (len(numbers) >= FEWEST and len(set(np.diff(numbers))) == 1) or name.lower() in ("index", "column 1"):
             return _Guess("ignore", "it numbers the rows")
         by_chance = math.exp(-(count**2) / (2 * float(np.ptp(numbers) + 1)))
@@ -434,7 +434,7 @@ def _how_written(name: str, texts: Sequence[str], count: int, dataset: config.Ta
     Raises:
         UserError: they are in several currencies.
     """
-    marks = Counter(mark for text in texts for mark in re.findall(f"{encoding.CURRENCY}|%", text))
+    marks = Counter(re.findall(f"{encoding.CURRENCY}|%", "\n".join(texts)))
     if len(currencies := [mark for mark in marks if mark != "%"]) > 1:
         raise UserError(
             f"dataset.source = '{dataset.source}': the column '{name}' has numbers in several currencies: "

@@ -83,7 +83,7 @@ class TableFile:
     def first(self, wanted: Mapping[str, Wanted], rows: int) -> Iterator[Chunk]:
         """Yield the values of some columns of so many rows or a few more; nothing is kept."""
         seen = 0
-        for chunk in self._read(dict(wanted)):
+        for chunk in self._read(dict(wanted), rows):
             yield chunk
             seen += next((num_rows(values) for values in chunk.values()), 0)
             if seen >= rows:
@@ -145,21 +145,21 @@ class TableFile:
             "save it as utf-8"
         )
 
-    def _read(self, wanted: dict[str, Wanted]) -> Iterator[Chunk]:
+    def _read(self, wanted: dict[str, Wanted], chunk_rows: int | None = None) -> Iterator[Chunk]:
         read = {".parquet": self._read_parquet, ".jsonl": self._read_json}.get(self.suffix, self._read_csv)
         rows = 0
-        for chunk in read(wanted):
+        for chunk in read(wanted, min(chunk_rows or CHUNK_ROWS, CHUNK_ROWS)):
             rows += next((num_rows(values) for values in chunk.values()), 0)
             yield chunk
         if not rows:
             raise self.refused("it has no rows")
 
-    def _read_csv(self, wanted: dict[str, Wanted]) -> Iterator[Chunk]:
+    def _read_csv(self, wanted: dict[str, Wanted], chunk_rows: int) -> Iterator[Chunk]:
         self._check_rows()
         done = 0
         while True:
             try:
-                for place, frame in enumerate(self._csv_frames(wanted)):
+                for place, frame in enumerate(self._csv_frames(wanted, chunk_rows)):
                     if place == done:
                         yield {name: values_of(frame[name], how) for name, how in wanted.items()}
                         done += 1
@@ -176,7 +176,7 @@ class TableFile:
                     raise self.refused(f"cannot be read ({cut(str(error))})") from None
                 wanted = {name: "text" if name in words else how for name, how in wanted.items()}
 
-    def _csv_frames(self, wanted: Mapping[str, Wanted]) -> Iterator[Any]:
+    def _csv_frames(self, wanted: Mapping[str, Wanted], chunk_rows: int) -> Iterator[Any]:
         kinds = {"number": "float64", "repeated": "category", "text": "object"}
         with pd.read_csv(
             self.path,
@@ -192,13 +192,13 @@ class TableFile:
             decimal=self.decimal,
             quoting=csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE,
             encoding=self._python_encoding,
-            chunksize=CHUNK_ROWS,
+            chunksize=chunk_rows,
         ) as frames:
             yield from frames
 
     def _are_numbers(self, name: str) -> bool:
         try:
-            for _ in self._csv_frames({name: "number"}):
+            for _ in self._csv_frames({name: "number"}, CHUNK_ROWS):
                 pass
         except NOT_READ:
             return False
@@ -253,19 +253,19 @@ class TableFile:
                 (line.count(delimiter) == expected and b'"' not in line) or not line.strip(b"\r\n") for line in lines
             )
 
-    def _read_parquet(self, wanted: dict[str, Wanted]) -> Iterator[Chunk]:
+    def _read_parquet(self, wanted: dict[str, Wanted], chunk_rows: int) -> Iterator[Chunk]:
         try:
-            for batch in open_parquet(self.path).iter_batches(CHUNK_ROWS, columns=list(wanted)):
+            for batch in open_parquet(self.path).iter_batches(chunk_rows, columns=list(wanted)):
                 frame = batch.to_pandas()
                 yield {name: values_of(frame[name], how) for name, how in wanted.items()}
         except NOT_READ as error:
             raise self.refused(f"cannot be read ({cut(str(error))})") from None
 
-    def _read_json(self, wanted: dict[str, Wanted]) -> Iterator[Chunk]:
+    def _read_json(self, wanted: dict[str, Wanted], chunk_rows: int) -> Iterator[Chunk]:
         rows: list[dict[str, Any]] = []
         for row in self._json_rows():
             rows.append(row)
-            if len(rows) == CHUNK_ROWS:
+            if len(rows) == chunk_rows:
                 yield {name: [row.get(name) for row in rows] for name in wanted}
                 rows = []
         if rows:

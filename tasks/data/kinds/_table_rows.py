@@ -244,7 +244,7 @@ class ScannedTable:
             return
         texts = {text for part in parts for text in set(_texts_in(part)) & encoding.MISSING_TEXTS if text}
         keep = ", ".join(f"'{text}'" for text in sorted(texts))
-        hint = f' ({keep} is read as missing; a value it is with --set "dataset.not_missing=[{keep}]")' if keep else ""
+        hint = f' ({keep} is read as missing; --set "dataset.not_missing=[{keep}]" keeps it as a value)' if keep else ""
         count, rows = int(missing.sum()), listed([str(row + 1) for row in np.flatnonzero(missing).tolist()])
         has, where, them = ("has", "row", "it") if count == 1 else ("have", "the rows", "them")
         if self.dataset.on_broken == "skip":
