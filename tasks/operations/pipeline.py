@@ -368,8 +368,8 @@ def find_model(name: str, checkpoint: str | None) -> tuple[config.Settings, Prep
         if file.is_file() and files.digest(file) == found.keras_file_sha256:
             return settings, prepared, logged, which
     raise UserError(
-        f"{name} is a model of run {logged.run_id} that is not in the run's folder: it is damaged there, or the run was "
-        "resumed since then. Give the run in place of the model, to export what it has now"
+        f"{name} is a model of run {logged.run_id} that is not in the run's folder: it is damaged there, or the run "
+        "was resumed since then. Give the run in place of the model, to export what it has now"
     )
 
 
