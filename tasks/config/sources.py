@@ -22,7 +22,7 @@ from tasks.system.network import holds_secret
 
 MAX_TEXT = 1_000_000
 """Characters of a YAML file or a ``--set``."""
-LATER = "chosen for the data, once they are prepared"
+LATER = "dataset: after prepare"
 ONE_VALUE = tuple(key.rpartition(".")[2] for key in WHOLE)
 
 

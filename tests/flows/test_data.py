@@ -100,7 +100,7 @@ def test_a_run_chooses_by_the_data_that_it_trains_on(project, run, tmp_path):
     }.items():
         planned = run([*command, f"dataset.name={name}", "--explain"])
         later = {one["key"]: one["source"] for one in json.loads(planned.stdout)["settings"]}
-        assert later["register.metric"] == "chosen for the data, once they are prepared"
+        assert later["register.metric"] == "dataset: after prepare"
         trained = run([*command, f"dataset.name={name}", "--if-changed"])
         assert trained.returncode == 0, trained.stderr
         record = project / "mlruns" / "runs" / json.loads(trained.stdout)["run_id"] / "records" / "run.json"

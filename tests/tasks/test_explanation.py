@@ -84,7 +84,7 @@ def test_nothing_is_said_that_follows_from_data_which_have_changed(project, tiny
         ("train", "would run", "its data are prepared first"),
     ]
     settings = {one.key: (one.value, one.source) for one in found.settings}
-    later = (None, "chosen for the data, once they are prepared")
+    later = (None, "dataset: after prepare")
     assert {settings[key] for key in ("model.name", "train.per_replica_batch_size", "register.minimum")} == {later}
     assert settings["train.epochs"] == (3, "--set")
     assert settings["train.seed"][1] == "params.yaml"
