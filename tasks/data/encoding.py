@@ -64,7 +64,7 @@ NO_NUMBER = frozenset(
 )  # fmt: skip
 """What stands in a column of numbers where there is none, beside ``MISSING_TEXTS``."""
 CURRENCY = (
-    r"(?:[$\u00a2-\u00a5\u0e3f\u20a0-\u20bf]|kr|z\u0142|K\u010d"
+    r"(?:(?:US|CA|AU|NZ|HK|A|C|R)?\$|[\u00a2-\u00a5\u0e3f\u20a0-\u20bf]|Rs\.?|Fr\.|kr\.?|z\u0142|K\u010d"
     r"|USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD|SEK|NOK|DKK|PLN|CZK|BRL)"
 )
 _NUMBER = r"""

@@ -47,7 +47,7 @@ ID_NAMES = re.compile(
 BY_CHANCE = 0.01
 """Whole numbers that are all different, where measured ones would be so in one of a hundred tables, are no measured
 ones: n of a range of R are by a chance of exp(-n^2 / 2R)."""
-TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", "T%H:%M:%S")
+TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p", "T%H:%M:%S")
 DATES = (
     "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d", "%d/%m/%y", "%m/%d/%y",
     "%d.%m.%y", "%d-%m-%y", "%m-%d-%y", "%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%B %d %Y",
@@ -97,8 +97,9 @@ def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
         filled = sum(bool(value.strip()) for value in row)
         if EXCEL_DELIMITER.fullmatch(line.strip()) or not filled or (line.startswith("#") and len(row) != width):
             continue
-        if filled == 1 and row[0].strip() and (len(row) < width or width > 2):
-            continue  # A title.
+        # A title, or a sentence with commas. R writes a header that has one name less, for the names of rows.
+        if len(row) < width - 1 or (filled == 1 and row[0].strip() and (len(row) < width or width > 2)):
+            continue
         if not place:
             break
         above = [cut(repr(text.strip()), 60) for text in lines[:place] if text.strip()]

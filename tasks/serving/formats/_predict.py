@@ -6,7 +6,7 @@
 
 ``-`` is standard input: rows of CSV or JSON, lines of text; no image, and no arrays. The exit code is 1 where an
 example has an error in place of a prediction. In a program ``load(FOLDER)`` returns a ``Predictor``. It needs NumPy,
-Pillow for images, and what runs the model.
+Pillow for images, pandas for datetimes, and what runs the model.
 """
 
 import csv
