@@ -1,7 +1,7 @@
 """What a comparison will train: each strategy under each loop that drives it, with its settings or why it cannot be;
 and what makes a sweep the same one.
 
-Nothing here is heavy: what is wrong with a command is told before Prefect or a framework is imported.
+Nothing here is heavy: what is wrong with a command is printed before Prefect or a framework is imported.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """What a flow tells its Prefect server, and what becomes of its result when that server is gone: it stands.
 
-A run's result is in MLflow and in its folder before Prefect is told of it. A server that died meanwhile must not lose
+A run's result is in MLflow and in its folder before Prefect learns of it. A server that died meanwhile must not lose
 it, hide it or have it made again: the flow ends without asking the server anything more, the command prints the result
 with one warning, and what the server has to be told is kept in mlruns/unreported/ for the next start that finds it.
 """
@@ -72,7 +72,7 @@ def reported(body: Callable[[], R]) -> R:
     except Exception as error:
         outcome = Outcome(error=error)
         if not isinstance(error, Interrupted):
-            # Before Prefect is told, which ends this process where it cannot be.
+            # Before Prefect learns of it: where that fails, this process ends.
             name = flow_run.name or "a flow run"
             notifications.tell_failure(name, flow_run.id, flow_run.run_count or 1, str(error) or one_line(error))
     except (KeyboardInterrupt, TerminationSignal) as stop:

@@ -55,7 +55,7 @@ def submit(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Hand `stratagem run` to a cluster, where it is told to stop in time, is queued again, and goes on."""
+    """Hand `stratagem run` to a cluster, which stops it in time, queues it again and continues it."""
     with command(debug):
         from tasks import config
         from tasks.operations import dvc_data, preconditions, submission

@@ -57,7 +57,7 @@ def predict(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an output that is there.")] = False,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, metavar="N", help="How many classes are told.")] = 1,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, metavar="N", help="How many classes to print.")] = 1,
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Tell those of all classes.")] = False,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, metavar="N", help="Examples that are computed at once.")

@@ -139,7 +139,7 @@ def explain_run(recipe: str | None, overrides: Sequence[str], json: bool, beside
     from tasks.system.errors import UserError
 
     if given := [option for option, value in beside.items() if value]:
-        raise UserError(f"{given[0]} with --explain: what is told is of the command without it; give one of them")
+        raise UserError(f"{given[0]} with --explain: the plan is of the command without it; give one of them")
     tables.print_explanation(explanation.explain(recipe, overrides), json)
 
 

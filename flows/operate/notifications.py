@@ -28,7 +28,7 @@ TYPES = {"failure": "failure", "gate": "success", "drift": "warning", "restart":
 
 
 def addresses() -> list[str]:
-    """Return who is told: what STRATAGEM_NOTIFY has, between blanks."""
+    """Return the addresses in STRATAGEM_NOTIFY, which blanks separate."""
     return os.environ.get(VARIABLE, "").split()
 
 
@@ -54,7 +54,7 @@ def tell(kind: Kind, title: str, body: str) -> None:
     """Send a notice to each address of STRATAGEM_NOTIFY; one that does not take it costs a warning, and no run.
 
     Args:
-        kind: what is told.
+        kind: of the event.
         title: one line.
         body: some lines. Secrets are left out of both.
     """

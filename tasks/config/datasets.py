@@ -45,7 +45,7 @@ class Description(Section):
     checks: Annotated[dict[Text, DataCheck], BeforeValidator(_checks)] = Field(
         default={}, exclude_if=lambda checks: not checks
     )
-    """By name, what `prepare` does of a check otherwise than by default: stop, warn or off, or {action, threshold}."""
+    """By name, what a check does where the default does not suit: stop, warn or off, or {action, threshold}."""
     is_local: ClassVar[bool] = True
     """Whether its source is a file or folder of the user's, and nothing is downloaded."""
 

@@ -44,7 +44,7 @@ class Clean:
     def get_ready(self) -> None:
         """Let the process do now what it needs once, half a second of a processor; return at once."""
         if self._alive:
-            with contextlib.suppress(OSError):  # It has died: whoever asks it is told.
+            with contextlib.suppress(OSError):  # It has died: the next request says so.
                 os.write(self._to, json.dumps({"what": None}).encode() + b"\n")
 
     def ask(self, what: str, features: Mapping[str, Path], rows: list[int] | None = None, **arguments: Any) -> Any:

@@ -287,7 +287,7 @@ class PredictionRequest(Record):
     to: str | None = None
     """The file that the predictions are written to, absolute."""
     stdout: int | None = None
-    """The descriptor that they are written to; without it, and without ``to``, the first ones alone are told."""
+    """The descriptor that they are written to; without it, and without ``to``, only the first ones are printed."""
     format: str
     """A key of ``prediction_files.WRITERS``."""
     top_k: int

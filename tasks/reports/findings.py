@@ -15,10 +15,10 @@ NOISY = 1.5
 SMALL = 0.05
 """A part of what a step takes too long that is smaller than this share of the step is no reason."""
 NOTHING = 0.005
-"""The same of collectives, which are why several devices may be slower: their share is told where it is 1 %."""
+"""The same of collectives, which are why several devices may be slower: their share is named from 1 % on."""
 ROUGH = 1.5
 """Where a traced step takes so many times as long as a timed one, or the other way round, its parts are rough; so they
-are where the traced steps of two rows differ so much otherwise than their speeds."""
+are where the traced steps of two rows differ by so much more than their speeds."""
 BACKENDS = {"jax": "JAX", "tensorflow": "TensorFlow"}
 WORDS = {"input_wait": "the wait for input", "host": "Python, launching and copies"}
 

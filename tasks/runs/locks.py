@@ -61,7 +61,7 @@ def lock(key: str, what: str, flow_run_id: str | None = None) -> Iterator[RunLoc
 
     Args:
         key: of the settings, see ``key_of``; or any name for what is done once.
-        what: as others are told it, such as ``one_device fit on digits``.
+        what: what others read about it, such as ``one_device fit on digits``.
         flow_run_id: the run of Prefect's flow.
 
     Raises:

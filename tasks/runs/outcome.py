@@ -146,7 +146,7 @@ def load_limits(run: Run) -> Limits | None:
 
 
 def keep_unreported(end: FlowEnd) -> None:
-    """Keep how a flow run ended, until its server is told."""
+    """Keep how a flow run ended until its server has it."""
     folder = _unreported_folder()
     folder.mkdir(parents=True, exist_ok=True)
     records.save(end, folder / f"{end.flow_run_id}.json")

@@ -318,7 +318,7 @@ def _answers_as(model: RawModel, wanted: Mapping[str, str]) -> Meaning | None:
     if top_k is None:
         return None
     if re.fullmatch(r"[1-9][0-9]{0,5}", top_k) is None:
-        raise BadRequest(f"top_k = '{top_k[:20]}': give how many classes are told, 1 or more")
+        raise BadRequest(f"top_k = '{top_k[:20]}': give how many classes the answer names, 1 or more")
     return Meaning(model.target, int(top_k), "probabilities" in wanted)
 
 

@@ -356,7 +356,7 @@ def _end_running(
         client.set_terminated(run_id, "KILLED")
         client.delete_run(run_id)
         return None
-    # What it is told last may still be on its way.
+    # The last request may still be on its way.
     owner, _, held_key = tags.get("held_by", "").rpartition(":")
     key = run_of.key if run_of is not None else held_key
     at_work = local_id == except_run_id or (key != own_key and runs.is_locked(key))

@@ -25,7 +25,7 @@ class MetricWriter:
     """Delivers a run's metrics from a thread of its own: no training step waits for the store, or fails with it.
 
     What is written is in the run's metrics.jsonl at once. So what a killed process had not delivered yet is delivered
-    by the next one, and what both do (the rest of an epoch after the last checkpoint) is told once.
+    by the next one, and what both do (the rest of an epoch after the last checkpoint) is sent once.
     """
 
     def __init__(self, run: records.Run) -> None:

@@ -128,7 +128,7 @@ class Outbox:
                     if isinstance(error, MlflowException) and error.error_code not in REFUSALS:
                         raise
                     logger.warning(
-                        "MLflow does not take what it is told of run %s: %s",
+                        "MLflow rejects a record of run %s: %s",
                         run.run_id,
                         network.without_secrets(str(error)),
                     )
@@ -239,7 +239,7 @@ def find_created(client: mlflow.MlflowClient, experiment_id: str, creation_id: s
 
 
 def _mlflow_id_of_parent(run_id: str) -> str:
-    """Return the id that MLflow knows a comparison or a sweep by; one that was started without the server is told to it
+    """Return the id that MLflow knows a comparison or a sweep by; one that was started without the server is sent to it
     first."""
     if (parent := runs.look_up_parent(run_id)) is None:
         return run_id

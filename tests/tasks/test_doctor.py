@@ -442,7 +442,7 @@ def kept(project):
 def test_up_that_was_killed(kept, look):
     kept(service={"created": 1.0})
     assert look("up", "warning") == (
-        "it was killed (it began 2026-11-25T00:00:00+00:00): schedules do not fire, nobody takes up what was at work",
+        "it was killed (it began 2026-11-25T00:00:00+00:00): schedules do not fire, nothing continues what was running",
         "stratagem up --detach",
     )
     kept()

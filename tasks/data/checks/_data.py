@@ -87,7 +87,7 @@ class Data:
     def rows(self) -> dict[str, Rows]:
         """The rows of each split that are looked at, rising: all, or evenly spread runs of a larger one."""
         found = {}
-        # What an example of another split repeats is told of that split, so what is trained on comes first.
+        # A repeated example is reported for the later split, so the training split comes first.
         for split, part in sorted(self.prepared.splits.items(), key=lambda one: ORDER.get(one[0], len(ORDER))):
             arrays = self._arrays[split].values()
             width = sum(math.prod(array.shape[1:]) * array.itemsize for array in arrays)

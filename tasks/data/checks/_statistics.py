@@ -101,7 +101,7 @@ def apart(before: ColumnStatistics, now: ColumnStatistics) -> tuple[float, str]:
 
     It is the Jensen-Shannon distance to the base 2 (J. Lin, Divergence Measures Based on the Shannon Entropy, 1991; the
     distance is its root, D. Endres and J. Schindelin, A New Metric for Probability Distributions, 2003): of classes,
-    categories and words by their frequencies, of numbers by those between the deciles of before. It is 0 where
+    categories and words by their frequencies, of numbers by those between the earlier deciles. It is 0 where
     Pearson's chi-square test finds such a difference likely between two samples of the same data.
     """
     # Here and not above: 0.4 s of a processor, which only data that have changed cost.
@@ -128,7 +128,7 @@ def _frequencies(before: ColumnStatistics, now: ColumnStatistics) -> npt.NDArray
 
 
 def _binned(before: ColumnStatistics, now: ColumnStatistics) -> npt.NDArray[np.float64]:
-    """Return the share of the values below, at and between the deciles of before, (2, bins)."""
+    """Return the share of the values below, at and between the earlier deciles, (2, bins)."""
     edges = np.unique(before.quantiles[10:100:10])
     shares = []
     for one in (before, now):

@@ -1,7 +1,7 @@
 """Kinds of datasets: the file is the key, and its ``examples`` reads what `prepare` writes as arrays.
 
 ``kind`` in data/<name>/params.yaml names the file; what else stands there is a section of ``tasks/config/datasets.py``.
-A file that reads the same source otherwise than it did says ``VERSION = 2``: data of version 1 are then prepared again.
+A file that now reads the same source in another way says ``VERSION = 2``: data of version 1 are prepared again.
 """
 
 import importlib

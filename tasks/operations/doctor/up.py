@@ -97,5 +97,5 @@ def _look_at_ended(state: Operation | None) -> Iterator[Remark]:
         return
     left = [str(one.pid) for one in state.services if find_process(one.pid, one.created) is not None]
     still = f"; of what it kept, processes {listed(left)} are ending" if left else ""
-    text = f"it was killed (it began {state.since}){still}: schedules do not fire, nobody takes up what was at work"
+    text = f"it was killed (it began {state.since}){still}: schedules do not fire, nothing continues what was running"
     yield Remark("warning", text, "stratagem up --detach")

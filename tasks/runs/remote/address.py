@@ -145,7 +145,7 @@ def open_place(address: str) -> Place:
 def check(address: str) -> None:
     """Try to write, read and remove a small file at an address, once in a process.
 
-    A server that does not answer is told, and no reason to refuse: what there is to copy is kept until it does.
+    A server that does not answer is a warning, not a refusal: what there is to copy is kept until it answers.
 
     Raises:
         UserError: its package is not installed, its credentials are missing or wrong, there is no such bucket, it has

@@ -154,7 +154,7 @@ def _bring_files(place: Place, index: Copy, folder: Path) -> None:
 
 
 def _bring_checkpoints(place: Place, there: Iterable[str], folder: Path) -> list[int]:
-    """Bring all checkpoints that are whole; return their steps. Others are told, and stay there."""
+    """Bring all checkpoints that are whole; return their steps. Damaged ones are named, and stay there."""
     found = []
     names = [PurePosixPath(name) for name in there]
     states = [step_of(name.as_posix()) for name in names if name.name == committed.STATE]

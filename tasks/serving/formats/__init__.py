@@ -26,7 +26,7 @@ class Format:
 
     write: Callable[[Any, Path, Path], object]
     """Takes the ``keras.Model``, the .keras file that it was loaded from, and an empty folder, which it fills. What it
-    raises is told as the reason why this model has no such format."""
+    raises is printed as the reason why this model has no such format."""
     load: Callable[[Path], Callable[[Any], Any]]
     """Takes the folder; returns a function from a batch, an array or a dict of them as the Keras model takes it, to
     outputs of the same shape. It is called ``load_model`` and stands alone, because its lines go with each export to
