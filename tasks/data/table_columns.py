@@ -467,7 +467,8 @@ def _format_of(name: str, present: list[Any], dataset: config.Table) -> str | No
     fitting = [form for form in fitting if _are(texts, partial(encoding.days, form=form))]
     if len(fitting) < 2:
         return fitting[0] if fitting else None
-    ways = " or ".join(f"--set \"dataset.columns.{name}={{kind: datetime, format: '{form}'}}\"" for form in fitting)
+    kind = "ignore" if name == dataset.time else "datetime"  # Rows are ordered by it, and a model need not see it.
+    ways = " or ".join(f"--set \"dataset.columns.{name}={{kind: {kind}, format: '{form}'}}\"" for form in fitting)
     raise UserError(
         f"dataset.source = '{dataset.source}': the dates of the column '{name}', such as {', '.join(some[:3])}, may be "
         f"read in {len(fitting)} ways. Say {ways}"

@@ -171,6 +171,14 @@ def test_rows_are_ordered_by_dates_as_people_write_them():
     assert np.load(prepared.splits["test"].features["number"])[:, 0].tolist() == [row + 0.5 for row in range(32, 40)]
 
 
+def test_a_time_that_may_be_read_in_two_ways_is_asked():
+    content = csv_of(when=times_of(["01/02/2025", "03/04/2025", "05/06/2025"]))
+    with pytest.raises(UserError, match=r"columns.when=\{kind: ignore, format: '%d/%m/%Y'\}"):
+        guess(content, time="when")
+    dataset, _ = guess(content, time="when", columns={"when": {"kind": "ignore", "format": "%m/%d/%Y"}})
+    assert dataset.columns["when"].format == "%m/%d/%Y"
+
+
 CODES = {
     "row number": [str(row) for row in range(40)],
     "steps of ten": [str(1000 - 10 * row) for row in range(40)],
