@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import platform
+import random
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ MEMORY_LIMITS = (
 )
 # The times at which two programs see one process begin differ by a rounding.
 SAME_SECONDS = 1.0
+OWN_PORTS = range(10_000, 20_000)
 TPU_VARIABLES = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "COLAB_TPU_ADDR")
 """Where a cloud says which TPU is meant, the first that is set."""
 
@@ -137,15 +139,33 @@ def find_tpu(name: str | None) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 that nobody uses now."""
-    sockets = [socket.socket() for _ in range(count)]
+    """Return ports of 127.0.0.1 that nobody uses now.
+
+    They lie below those that Linux gives to outgoing connections, so that none of these takes one before its server
+    starts.
+    """
+    is_below = _are_outgoing_ports_above()
+    sockets: list[socket.socket] = []
     try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
+        while len(sockets) < count:
+            one = socket.socket()
+            try:
+                one.bind(("127.0.0.1", random.SystemRandom().choice(OWN_PORTS) if is_below else 0))
+                sockets.append(one)
+            except OSError:  # Somebody uses it.
+                one.close()
         return [one.getsockname()[1] for one in sockets]
     finally:
         for one in sockets:
             one.close()
+
+
+def _are_outgoing_ports_above() -> bool:
+    """Return whether Linux gives outgoing connections ports above ``OWN_PORTS`` alone, as it does by default."""
+    with contextlib.suppress(OSError):
+        lowest = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0]
+        return int(lowest) >= OWN_PORTS.stop
+    return False
 
 
 def is_free(port: int) -> bool:

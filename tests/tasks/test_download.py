@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from tensorflow_datasets.core.features import TensorInfo
 
 from tasks import config, records
 from tasks.download import _names, download, refuse_early
+from tasks.system import machine
 from tasks.system.errors import StratagemError, UserError
 
 CHECKOUT = Path(__file__).parents[2]
@@ -254,14 +254,8 @@ def test_archive_without_a_registered_checksum_is_refused(root, server, monkeypa
     assert f"{server.url}?unregistered" in message
 
 
-def closed_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 def test_no_network_is_one_message(root, monkeypatch):
-    host = f"127.0.0.1:{closed_port()}"
+    host = f"127.0.0.1:{machine.free_ports(1)[0]}"
     register(monkeypatch, f"http://{host}/files/tiny.gz")
     message = message_of(dataset())
     assert "dataset tiny_images" in message

@@ -1,4 +1,5 @@
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
@@ -27,3 +28,11 @@ def test_the_visible_gpus_are_those_of_the_driver_that_the_user_leaves(gpus, mon
 
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=pynvml.NVMLError, nvmlInit=no_driver))
     assert machine.visible_gpus() == []
+
+
+def test_a_free_port_is_none_that_an_outgoing_connection_may_take():
+    ports = machine.free_ports(20)
+    assert len(set(ports)) == 20
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert lowest < machine.OWN_PORTS.stop or all(port in machine.OWN_PORTS for port in ports)
+    assert all(map(machine.is_free, ports))
