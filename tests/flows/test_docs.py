@@ -111,7 +111,7 @@ BLOCKS = [block for document in DOCUMENTS for block in blocks_of(document)]
 COMMANDS = {bare(command): block.place for block in reversed(BLOCKS) for command in block.commands}
 SCHEDULE = next(command for command in COMMANDS if "prefect server start" in command)  # It has a test of its own.
 # Somebody who is new reads these: what stands there is run by `make test-slow` already.
-FIRST_PAGES = ("README.md", "docs/start.md")
+FIRST_PAGES = ("README.md",)
 # But for these, each of which has slow tests of its own.
 LONG = re.compile(
     r"stratagem (compare|sweep|ui|up|status|down|serve-model|reproduce|\w+ mnist)|deployment run"

@@ -149,6 +149,7 @@ def test_a_member_that_refuses_its_input_ends_the_others_and_the_job_is_not_queu
     assert "queued again" not in log_of(job)
 
 
+@pytest.mark.exhaustive
 def test_what_slurm_refuses_is_one_message_and_leaves_nothing(project):
     done = subprocess.run(["stratagem", "submit", "--partition", "nope"], capture_output=True, text=True, check=False)
     assert done.returncode == 2

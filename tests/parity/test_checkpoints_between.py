@@ -154,6 +154,7 @@ def test_a_checkpoint_is_evaluated_alike_under_every_strategy(found, source, lay
     assert again.confusion_matrix == expected.confusion_matrix, "the same predictions"
 
 
+@pytest.mark.in_ci(1)
 @pytest.mark.parametrize(("source", "layout"), PAIRS)
 def test_a_checkpoint_goes_on_under_every_strategy(found, source, layout):
     with contextlib.chdir(found):

@@ -80,7 +80,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.in_ci(1, 2)
+@pytest.mark.in_ci(2)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.exhaustive if name == "model_parallel" else ()) for name in STRATEGIES],

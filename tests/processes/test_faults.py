@@ -122,7 +122,7 @@ FAULTS = [
 
 # Another kill at the same place, or the same kill of another layout.
 MORE = (
-    "kill -9 between weights and state", "kill -9, mirrored custom",
+    "kill -9 before the first checkpoint", "kill -9 between weights and state", "kill -9, mirrored custom",
     "kill -9, multi_worker custom", "SIGTERM, multi_worker", "kill -9 of the stage process", "SIGTERM",
 )  # fmt: skip
 
@@ -216,7 +216,8 @@ def test_a_second_sigterm_stops_at_once_and_damages_nothing(stratagem, mlflow_ru
 
 
 # Other damage to single files is for tests/tasks/test_checkpoints.py and test_prepared_data.py.
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["the newest", "all"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("every", [False, True], ids=["the newest", "all"])
 def test_damaged_checkpoints(stratagem, whole, every):
     command = stratagem("train", *SAME, *ONE)
     command.wait_until(lambda: newest(command) >= 30)

@@ -135,6 +135,7 @@ def test_a_download_that_is_killed_while_it_extracts(stratagem, cluster_project,
     assert list(folder.glob(".scratch.*")) == []
 
 
+@pytest.mark.exhaustive
 def test_a_whole_run_that_is_told_to_stop_is_cancelled_everywhere(stratagem, mlflow_runs, whole):
     command = stratagem("run", *WHOLE)
     command.wait_until(lambda: newest(command) >= 30)
