@@ -626,7 +626,7 @@ def category_places(values: Values, places: Mapping[str, int]) -> npt.NDArray[np
 
 
 def _category_place(value: Any, places: Mapping[str, int]) -> int:
-    # A text that usually means a missing value may be one of the vocabulary: see ``dataset.values``.
+    # A text that usually means a missing value may be one of the vocabulary: see ``dataset.not_missing``.
     text = spelled(value)
     found = places.get(text)
     if found is None and isinstance(value, bool):

@@ -69,7 +69,7 @@ def open_file(dataset: config.Table) -> TableFile:
     path = config.project_root() / dataset.source
     delimiter = dataset.delimiter
     if delimiter is None and path.suffix.lower() == ".csv" and path.is_file():
-        delimiter = _delimiter(_first_lines(path, dataset.encoding)[(dataset.header or 1) - 1 :][:1])
+        delimiter = _delimiter(_first_lines(path, dataset.encoding)[(dataset.header or 1) - 1 :])
     decimal, is_quoted = dataset.decimal or ".", dataset.quoting == "minimal"
     return TableFile(path, dataset.source, delimiter, decimal, dataset.encoding, dataset.header, is_quoted)
 
@@ -91,10 +91,14 @@ def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
     named = [match[1] for line in lines[:LINES_ABOVE] if (match := EXCEL_DELIMITER.fullmatch(line.strip()))]
     given = dataset.delimiter or ("\t" if path.suffix.lower() == ".tsv" else None)
     delimiter = given or (named[0] if named else _delimiter(lines))
-    rows = [next(csv.reader([line], delimiter=delimiter), []) for line in lines]
+    reader = csv.reader(lines, delimiter=delimiter)
+    rows, ends = [], [0]  # A row may have several lines.
+    for row in reader:
+        rows.append(row)
+        ends.append(reader.line_num)
     width = statistics.mode([len(row) for row in rows if row] or [0])
-    for place, (line, row) in enumerate(zip(lines[:LINES_ABOVE], rows, strict=False)):
-        filled = sum(bool(value.strip()) for value in row)
+    for place, row in zip(ends[:LINES_ABOVE], rows, strict=False):
+        line, filled = lines[place], sum(bool(value.strip()) for value in row)
         if EXCEL_DELIMITER.fullmatch(line.strip()) or not filled or (line.startswith("#") and len(row) != width):
             continue
         # A title, or a sentence with commas. R writes a header that has one name less, for the names of rows.
@@ -127,22 +131,20 @@ def _first_lines(path: Path, encoding: str) -> list[str]:
     """Return the first lines of a file; nothing where TableFile says what is wrong."""
     try:
         with path.open(encoding=encoding, newline="") as file:
+            csv.field_size_limit(2**31 - 1)  # As TableFile reads them.
             return [line.lstrip("\ufeff") for line in islice(file, LINES_LOOKED_AT)]
     except (OSError, ValueError, LookupError):
         return []
 
 
 def _delimiter(lines: Sequence[str]) -> str:
-    """Return what stands between values, in most lines: a semicolon, too, where a comma stands in numbers."""
-
-    def count(delimiter: str) -> int:
-        widths = [len(row) for line in lines for row in csv.reader([line], delimiter=delimiter) if row]
-        return statistics.mode(widths) if widths else 0
-
-    try:
-        return max(DELIMITERS, key=count)  # The first of those that make as many.
-    except csv.Error:
-        return ","  # TableFile says what is wrong.
+    """Return what stands between values in the first line that has several: of those that make most, no comma, which
+    may stand in numbers."""
+    for line in lines:
+        widths = {one: len(next(csv.reader([line], delimiter=one), [])) for one in DELIMITERS}
+        if max(widths.values()) > 1 and not line.startswith("#"):
+            return max(DELIMITERS, key=widths.__getitem__)
+    return ","
 
 
 def fill_in(dataset: config.Table, file: TableFile, may_guess: bool) -> tuple[config.Table, list[str]]:
@@ -323,19 +325,18 @@ def _decimal(dataset: config.Table, looked: dict[str, list[Any]]) -> tuple[str, 
         UserError: that may be either, or columns contradict each other.
     """
     found: dict[str, dict[str, str]] = {".": {}, ",": {}, "either": {}}
-    thousands_or_fractions: dict[
-        str, str
-    ] = {}  # 1.234, which is a fraction unless another column has commas before it.
+    # 1.234 is a fraction unless another column has commas before it.
+    thousands_or_fractions: dict[str, str] = {}
     for name, values in looked.items():
         if name in dataset.target and dataset.separator is not None:
             continue
         texts = [value.strip() for value in _present(values) if isinstance(value, str)]
         marked = [text for text in texts if "," in text or ("." in text and text not in encoding.NO_NUMBER)]
-        readings = {decimal: _read_as(texts, decimal) for decimal in (".", ",")} if marked else {}
-        if all(one is None for one in readings.values()):
+        readings = {decimal: _are_written(texts, decimal) for decimal in (".", ",")} if marked else {}
+        if not any(readings.values()):
             continue
-        if any(one is None for one in readings.values()):
-            found["." if readings["."] is not None else ","][name] = marked[0]
+        if not all(readings.values()):
+            found["." if readings["."] else ","][name] = marked[0]
         elif commas := [text for text in marked if "," in text]:
             # Nobody writes a thousandth of a dollar.
             with_currency = any(re.search(encoding.CURRENCY, text) for text in commas)
@@ -344,13 +345,10 @@ def _decimal(dataset: config.Table, looked: dict[str, list[Any]]) -> tuple[str, 
             thousands_or_fractions[name] = marked[0]
     points, commas_there, either = found["."], found[","], found["either"]
     if points and commas_there:
-        (point, name), shown_comma = (
-            (next(iter(one)) for one in (points, commas_there)),
-            next(iter(commas_there.values())),
-        )
+        (point, with_point), (name, with_comma) = next(iter(points.items())), next(iter(commas_there.items()))
         raise UserError(
             f"dataset.source = '{dataset.source}': the column '{name}' has numbers with a decimal comma, such as "
-            f"'{shown_comma}', and '{point}' some with a decimal point, such as '{points[point]}'. Write all alike, or "
+            f"'{with_comma}', and '{point}' some with a decimal point, such as '{with_point}'. Write all alike, or "
             f"say that they are words: --set dataset.columns.{name}=category"
         )
     if either and not points and not commas_there:
@@ -368,14 +366,14 @@ def _decimal(dataset: config.Table, looked: dict[str, list[Any]]) -> tuple[str, 
     return ".", [f"the comma of '{one}' in '{name}' is between thousands" for name, one in either.items()]
 
 
-def _read_as(texts: list[str], decimal: str) -> list[float] | None:
-    """Return the numbers that texts are with a decimal point or comma; None where more than mistakes are none."""
-    sample = texts[:: math.ceil(len(texts) / SAMPLE)]
-    numbers = []
+def _are_written(texts: list[str], decimal: str) -> bool:
+    """Return whether texts are numbers with a decimal point or comma, but for a few mistakes."""
+    sample, numbers = texts[:: math.ceil(len(texts) / SAMPLE)], 0
     for text in sample:
         with contextlib.suppress(ValueError):
-            numbers.append(encoding.written_number(text, decimal))
-    return numbers if numbers and len(numbers) >= (1 - MISTAKES) * len(sample) else None
+            encoding.written_number(text, decimal)
+            numbers += 1
+    return numbers >= (1 - MISTAKES) * len(sample)
 
 
 def kind_of_texts(name: str, values: list[Any]) -> tuple[config.TableColumn, str]:
@@ -415,8 +413,7 @@ def _kind_of_numbers(name: str, present: list[Any], count: int, dataset: config.
     """Return whether numbers say how much, which of several, or only who a row is of."""
     texts = [value.strip() for value in present if isinstance(value, str)]
     # 01234 is a code: a postal code, an article.
-    joined = "\n".join(texts)
-    if re.search(r"^0\d+$", joined, re.MULTILINE):
+    if re.search(r"^0\d+$", "\n".join(texts), re.MULTILINE):
         return _Guess("category")
     # Only a column of whole numbers, written as a program writes them, may say who a row is of.
     if len(present) == count and all(re.fullmatch(r"[+-]?\d+(\.0+)?", str(value).strip()) for value in present):

@@ -132,6 +132,7 @@ class TableFile:
         return names
 
     def _csv_reader(self, lines: Iterable[str], strict: bool = False) -> Any:
+        csv.field_size_limit(2**31 - 1)  # A value may be a book: pandas knows no limit either.
         quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE
         return csv.reader(lines, delimiter=self.delimiter, quoting=quoting, strict=strict)
 
@@ -206,7 +207,7 @@ class TableFile:
 
     def _check_rows(self) -> None:
         """Refuse rows with fewer or more values than the header, and a quote that nothing closes, which makes one value
-        of all the rows up to the next quote: pandas reads both without a word.
+        of all rows up to the next quote: pandas accepts both silently.
 
         Where there are no quotes, counting is enough: Python's reader takes a second for 60 MB.
         """

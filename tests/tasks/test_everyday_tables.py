@@ -364,3 +364,23 @@ def test_utf_16_is_found_by_its_mark():
 def test_spaces_around_names_of_columns_do_not_count():
     dataset, _ = guess(csv_of(city=times_of(["Köln", "Ulm"])).replace(",label", ", label ", 1))
     assert dataset.target == ("label",)
+
+
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_texts_of_many_lines_and_commas_hide_no_header(delimiter):
+    notes = [
+        f"it was, they say, a film, number {row}\nlong, loud, odd, dull, new\n\nand, so, on, it, went"
+        for row in range(40)
+    ]
+    rows = [f'{label}{delimiter}"{note}"' for label, note in zip(LABELS, notes, strict=True)]
+    content = "\n".join([f"label{delimiter}note", *rows]) + "\n"
+    prepared, said = prepare(content)
+    assert "names the columns" not in said
+    assert sum(split.num_examples for split in prepared.splits.values()) == 40
+
+
+def test_a_text_as_long_as_a_book_is_read():
+    notes = [f'"{"good, long book " * 10_000}{row}"' for row in range(40)]
+    content = "\n".join(["label,note", *(f"{label},{note}" for label, note in zip(LABELS, notes, strict=True))]) + "\n"
+    prepared, _ = prepare(content, text_length=5)
+    assert sum(split.num_examples for split in prepared.splits.values()) == 40
