@@ -17,9 +17,9 @@ from typing import IO, Any
 import numpy as np
 
 from tasks.data.encoding import Values, num_rows
+from tasks.data.encoding.rows import csv_rows, encoding_of, json_rows
 from tasks.data.source_files import is_by_product
 from tasks.data.table_files import NOT_READ, open_parquet, values_of
-from tasks.serving.rows import csv_rows, encoding_of, json_rows
 from tasks.system import machine
 from tasks.system.errors import UserError, cut, listed
 from tasks.system.files import DAMAGED_FILE, is_utf8

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from tasks import config
 from tasks.data.encoding import Encoder, WholeEncoder
+from tasks.data.encoding.rows import answers
 from tasks.evaluation.predictions import probabilities
 from tasks.records import Target, as_input
 from tasks.serving.raw_inputs import Wanted
-from tasks.serving.rows import answers
 from tasks.system.errors import UserError, cut, one_line
 from tasks.tracking import trained_models
 from tasks.tracking.trained_models import TrainedModel

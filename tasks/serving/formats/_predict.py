@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from tasks.data.encoding.rows import answers, csv_rows, encoding_of, json_rows
 from tasks.evaluation.predictions import probabilities
 from tasks.serving.formats.keras import load_model
-from tasks.serving.rows import answers, csv_rows, encoding_of, json_rows
 
 PART_BYTES, MAX_PART = 8 * 2**20, 1024
 """Examples that fit into these bytes are computed at once, at most ``MAX_PART``."""
