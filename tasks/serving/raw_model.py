@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from tasks import config
 from tasks.data.encoding import Encoder, WholeEncoder
-from tasks.data.encoding.rows import answers
-from tasks.evaluation.predictions import probabilities
+from tasks.data.encoding.rows import answers, probabilities
 from tasks.records import Target, as_input
 from tasks.serving.raw_inputs import Wanted
 from tasks.system.errors import UserError, cut, one_line

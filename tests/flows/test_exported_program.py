@@ -226,7 +226,7 @@ def test_what_the_program_does_not_take_is_one_message(trained, tmp_path, monkey
     (tmp_path / "latin.csv").write_bytes("rooms,town,since\n1,Köln,\n".encode("latin-1"))
     settings, prepared, run, which = pipeline.find_model(runs["points"], None)
     made = export(settings, prepared, run, "onnx", which, str(tmp_path / "arrays"))
-    assert not {"encoding.json", "encoding.py"} & set(made.files)
+    assert "encoding.json" not in made.files
     wide = alone(tmp_path / "arrays" / "predict.py", project / "wide.npy", cwd=tmp_path)
     assert wide.returncode == 2
     assert re.fullmatch(

@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.data import encoding
 from tasks.serving.formats import _predict
 
 
@@ -56,7 +54,6 @@ def program(tmp_path, monkeypatch, capsys):
         if features:
             vocabularies = {name: [["Ulm"]] for name, one in features.items() if one["kind"] == "category"}
             (folder / "encoding.json").write_text(json.dumps({"features": features, "vocabularies": vocabularies}))
-            shutil.copyfile(encoding.__file__, folder / "encoding.py")
 
         def ask(*names):
             code = _predict.main(names)

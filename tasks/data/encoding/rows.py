@@ -1,5 +1,4 @@
-"""Rows of tables in, answers out. These functions also stand in the predict.py of each export, where nothing of this
-project is: they need the standard library and NumPy alone."""
+"""Rows of tables in, answers out."""
 
 import csv
 import itertools
@@ -90,6 +89,22 @@ def json_rows(
             check(there)
             is_checked = True
         yield from some
+
+
+def probabilities(task: str, outputs: Any) -> Any:
+    """Return the probability of each class or label, or a regression's numbers: float64 (n, num_outputs).
+
+    Args:
+        task: classification, multilabel or regression.
+        outputs: (n, num_outputs): logits, or the numbers of a regression.
+    """
+    values = np.asarray(outputs, np.float64)
+    if task == "regression":
+        return values
+    if task == "multilabel":
+        return 1 / (1 + np.exp(-np.clip(values, -700, 700)))
+    shares = np.exp(values - values.max(axis=1, keepdims=True))
+    return shares / shares.sum(axis=1, keepdims=True)
 
 
 def answers(task: str, names: Sequence[str], values: Any, top_k: int = 1, all_shares: bool = False) -> dict[str, Any]:

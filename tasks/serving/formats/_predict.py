@@ -16,7 +16,6 @@ import itertools
 import json
 import math
 import os
-import runpy
 import sys
 import warnings
 import zipfile
@@ -27,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks.data.encoding.rows import answers, csv_rows, encoding_of, json_rows
-from tasks.evaluation.predictions import probabilities
+from tasks.data.encoding import Encoder, WholeEncoder
+from tasks.data.encoding.rows import answers, csv_rows, encoding_of, json_rows, probabilities
 from tasks.serving.formats.keras import load_model
 
 PART_BYTES, MAX_PART = 8 * 2**20, 1024
@@ -53,9 +52,8 @@ class Predictor:
             self.features = known["features"]
             columns = itertools.chain(*(feature["columns"] for feature in self.features.values()))
             self.kinds = {column["name"]: column["kind"] for column in columns}
-            encoding = runpy.run_path(str(folder / "encoding.py"))
-            self.encoder, self.file_encoder = encoding["Encoder"](**known), encoding["Encoder"](**known)
-            self.row_encoder = encoding["WholeEncoder"](**known)
+            self.encoder, self.file_encoder = Encoder(**known), Encoder(**known)
+            self.row_encoder = WholeEncoder(**known)
             self.file_encoder.formats = self.row_encoder.formats
 
     @functools.cached_property
