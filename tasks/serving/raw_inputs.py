@@ -10,6 +10,7 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from tasks.data.encoding import Values, num_rows
-from tasks.data.encoding.rows import csv_rows, encoding_of, json_rows
+from tasks.data.encoding.rows import check_columns, csv_rows, encoding_of, json_rows
 from tasks.data.source_files import is_by_product
 from tasks.data.table_files import NOT_READ, open_parquet, values_of
 from tasks.system import machine
@@ -289,14 +290,8 @@ class Reader:
 
     def _of_csv(self, name: str, file: "io.BufferedReader[Any]", folder: Path) -> Iterator[RawExamples]:
         """Yield the rows of CSV; paths of images in them begin at ``folder``."""
-
-        def check(names: list[str]) -> None:
-            self._check_columns(name, names)
-            if twice := [one for one in self.wanted.columns if names.count(one) > 1]:
-                raise UserError(f"'{name}' has the column {listed([*map(repr, twice)])} more than once: leave one")
-
         with self._open_text(file) as text:
-            rows = csv_rows(text, list(self.wanted.columns), check, self.max_field)
+            rows = csv_rows(text, list(self.wanted.columns), partial(self._check_columns, name), self.max_field)
             why = self._contradiction
             yield from self._of_rows(
                 name,
@@ -307,7 +302,7 @@ class Reader:
     def _of_json(self, name: str, file: IO[bytes], folder: Path) -> Iterator[RawExamples]:
         """Yield the objects of JSON lines."""
         columns = list(self.wanted.columns)
-        rows = json_rows(iter(file), columns, lambda names: self._check_columns(name, names), self.part_rows)
+        rows = json_rows(iter(file), columns, partial(self._check_columns, name), self.part_rows)
         yield from self._of_rows(name, rows, folder)
 
     def _of_rows(self, name: str, rows: Iterator[dict[str, Any] | str], folder: Path) -> Iterator[RawExamples]:
@@ -338,11 +333,10 @@ class Reader:
                 first += batch.num_rows
 
     def _check_columns(self, name: str, there: Sequence[str]) -> None:
-        if absent := [one for one in self.wanted.columns if one not in there]:
-            raise UserError(
-                f"'{name}' has not the {'column' if len(absent) == 1 else 'columns'} {listed([*map(repr, absent)])}, "
-                f"which the model takes. There: {cut(listed([*map(repr, there)])) or 'nothing'}"
-            )
+        try:
+            check_columns(name, list(self.wanted.columns), there)
+        except ValueError as error:
+            raise UserError(str(error)) from None
 
     def _of_arrays(self, name: str, path: Path) -> Iterator[RawExamples]:
         features = self.wanted.features

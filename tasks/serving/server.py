@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from tasks.data.encoding.rows import as_taken
 from tasks.records import Serving, ServingRequest
 from tasks.serving import raw_model
 from tasks.serving.raw_model import Arrays, Meaning, RawModel
@@ -228,7 +229,8 @@ def _encoded(model: RawModel, values: Any) -> Arrays:
             arrays = values if isinstance(values, dict) else {next(iter(model.takes)): values}
             if absent := [name for name in model.takes if name not in arrays]:
                 raise BadRequest(f"these arrays are missing: {', '.join(absent)}")
-            return model.check_arrays({name: _array(arrays[name], dtype) for name, (_, dtype) in model.takes.items()})
+            given = {name: _array(arrays[name], dtype) for name, (_, dtype) in model.takes.items()}
+            return as_taken(model.takes, given, model.name)
         if isinstance(values, dict):
             lengths = {len(column) if isinstance(column, list) else -1 for column in values.values()}
             if -1 in lengths or len(lengths) > 1:

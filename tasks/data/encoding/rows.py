@@ -1,12 +1,16 @@
-"""Rows of tables in, answers out."""
+"""Rows of tables and arrays in, answers out."""
 
 import csv
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+PART_BYTES, MAX_PART = 8 * 2**20, 1024
+"""Examples that fit into these bytes are computed at once, at most ``MAX_PART``."""
 
 
 def encoding_of(start: bytes, otherwise: str) -> str:
@@ -91,6 +95,52 @@ def json_rows(
         yield from some
 
 
+def check_columns(name: str, columns: Sequence[str], there: Sequence[str]) -> None:
+    """Refuse a table without the columns that a model takes, or with one of them more than once.
+
+    Raises:
+        ValueError: says which, and what the table has.
+    """
+    if absent := [one for one in columns if one not in there]:
+        raise ValueError(
+            f"'{name}' has not the {'column' if len(absent) == 1 else 'columns'} {', '.join(map(repr, absent))}, which "
+            f"the model takes. There: {', '.join(map(repr, there))[:1000] or 'nothing'}"
+        )
+    if twice := [one for one in columns if there.count(one) > 1]:
+        raise ValueError(f"'{name}' has the column {', '.join(map(repr, twice))} more than once: leave one")
+
+
+def part_size(takes: Mapping[str, tuple[tuple[Any, ...], Any]]) -> int:
+    """Return how many examples are computed at once, by the shape and dtype of each array that one has."""
+    size = sum(math.prod(one or 1 for one in shape) * np.dtype(dtype).itemsize for shape, dtype in takes.values())
+    return min(MAX_PART, max(1, PART_BYTES // max(1, size)))
+
+
+def as_taken(takes: Mapping[str, tuple[tuple[Any, ...], Any]], arrays: Mapping[str, Any], who: str) -> dict[str, Any]:
+    """Return the arrays that a model takes, of its types.
+
+    Args:
+        takes: shape and dtype of each in an example.
+        arrays: as prepared, each of n examples.
+        who: names the model, for the error.
+
+    Raises:
+        ValueError: one has another shape, or numbers that its type does not hold.
+    """
+    found = {}
+    for name, (shape, kind) in takes.items():
+        array, dtype = arrays[name], np.dtype(kind)
+        same_kind = array.dtype.kind in ("iu" if dtype.kind in "iu" else "iuf")
+        if not array.ndim or array.shape[1:] != shape or not same_kind:
+            wanted = f"{dtype} (n, {', '.join(map(str, shape))})"
+            raise ValueError(f"'{name}' is {array.dtype} {array.shape}, and {who} takes {wanted}")
+        bounds = np.iinfo(dtype) if dtype.kind in "iu" and array.size else None
+        if bounds is not None and (array.min() < bounds.min or array.max() > bounds.max):
+            raise ValueError(f"'{name}' has numbers beyond {dtype}, which {who} takes")
+        found[name] = array.astype(dtype, copy=False)
+    return found
+
+
 def probabilities(task: str, outputs: Any) -> Any:
     """Return the probability of each class or label, or a regression's numbers: float64 (n, num_outputs).
 
@@ -107,14 +157,13 @@ def probabilities(task: str, outputs: Any) -> Any:
     return shares / shares.sum(axis=1, keepdims=True)
 
 
-def answers(task: str, names: Sequence[str], values: Any, top_k: int = 1, all_shares: bool = False) -> dict[str, Any]:
-    """Return what probabilities or a regression's numbers mean: columns with a value for each example, with as many
-    digits as float32 has.
+def answers(task: str, names: Sequence[str], outputs: Any, top_k: int = 1, all_shares: bool = False) -> dict[str, Any]:
+    """Return what outputs mean: columns with a value for each example, with as many digits as float32 has.
 
     Args:
         task: classification, multilabel or regression.
         names: of the classes, labels or numbers.
-        values: float64 (n, len(names)).
+        outputs: as ``probabilities`` takes them.
         top_k: classes that are named, the most probable first.
         all_shares: whether each class has a column of its probability, too; each label always has.
     """
@@ -122,6 +171,7 @@ def answers(task: str, names: Sequence[str], values: Any, top_k: int = 1, all_sh
     def short(column: Any) -> list[float]:
         return [float(f"{value:.7g}") for value in column.tolist()]
 
+    values = probabilities(task, outputs)
     if task == "regression":
         return {
             f"prediction:{name}" if len(names) > 1 else "prediction": short(values[:, place])
@@ -138,4 +188,27 @@ def answers(task: str, names: Sequence[str], values: Any, top_k: int = 1, all_sh
             found[f"probability{end}"] = short(values[np.arange(len(best)), best])
     if all_shares or task == "multilabel":
         found |= {f"probability:{name}": short(values[:, place]) for place, name in enumerate(names)}
+    return found
+
+
+def answered(
+    errors: list[str | None], outputs: Any, answer: Callable[[Any], Mapping[str, Sequence[Any]]]
+) -> dict[str, list[Any]]:
+    """Return the columns of answers to all examples, and their errors as the last one.
+
+    Args:
+        errors: why an example has no answer, None where it is whole.
+        outputs: of those that are whole, (n, num_outputs).
+        answer: makes columns of outputs.
+    """
+    finite = np.isfinite(outputs).all(axis=1)
+    whole = np.array([row for row, error in enumerate(errors) if error is None], np.int64)
+    found: dict[str, list[Any]] = {}
+    for name, values in answer(outputs[finite]).items():
+        found[name] = [None] * len(errors)
+        for row, value in zip(whole[finite].tolist(), values, strict=True):
+            found[name][row] = value
+    found["error"] = list(errors)
+    for row in whole[~finite].tolist():
+        found["error"][row] = "the model gives no number for it"
     return found
