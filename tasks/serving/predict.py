@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from tasks.data.encoding import take
+from tasks.data.encoding.cells import take
 from tasks.data.encoding.rows import answered, as_taken, part_size
 from tasks.records import Predicted, PredictionRequest
 from tasks.serving import raw_model

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tasks.data.encoding import Values, num_rows
+from tasks.data.encoding.cells import Values, num_rows
 from tasks.data.encoding.rows import check_columns, csv_rows, encoding_of, json_rows
 from tasks.data.source_files import is_by_product
 from tasks.data.table_files import NOT_READ, open_parquet, values_of

@@ -19,6 +19,8 @@ from PIL import Image
 
 from tasks import records
 from tasks.data import encoding
+from tasks.data.encoding import cells
+from tasks.data.encoding.pictures import MORE_FORMATS, ORIENTATION
 from tasks.runs.lineage import version_in
 from tasks.serving import raw_model
 from tasks.serving.predict import predict
@@ -384,7 +386,7 @@ def test_the_encoder_of_images_takes_base64_too(project):
 
 def turned(image):
     image = Image.fromarray(image)
-    image.getexif()[encoding.ORIENTATION] = 6
+    image.getexif()[ORIENTATION] = 6
     return image
 
 
@@ -423,7 +425,7 @@ def test_a_picture_has_the_pixels_of_the_same_as_png(format, options, kind, tmp_
     right, pixels = found["photo"].astype(int)
     assert abs(pixels - right).max() <= (2 if format == "AVIF" else 0), "AVIF is not exact"
     # In requests and data, where a stranger may have made it, it is no image.
-    with pytest.raises(encoding.BadValue, match=r"it is none of PNG, JPEG, BMP, GIF, WEBP\)"):
+    with pytest.raises(cells.BadValue, match=r"it is none of PNG, JPEG, BMP, GIF, WEBP\)"):
         encoding.Encoder({"photo": feature}, {}).encode({"photo": [(tmp_path / "b").read_bytes()]})
 
 
@@ -451,7 +453,7 @@ def test_a_photograph_of_a_telephone_is_read_where_its_decoder_is_installed(tmp_
     for place, colour in seen(found["photo"][0]).items():
         np.testing.assert_allclose(colour, SEEN[place], atol=12, err_msg=str(place))
     # In requests and data, where a stranger may have made it, it stays one that is not decoded.
-    with pytest.raises(encoding.BadValue, match=r"\(HEIC, which is not decoded here: convert it to JPEG or PNG \(heif"):
+    with pytest.raises(cells.BadValue, match=r"\(HEIC, which is not decoded here: convert it to JPEG or PNG \(heif"):
         encoding.Encoder({"photo": feature}, {}).encode({"photo": [whole]})
 
 
@@ -480,7 +482,7 @@ NEGATIVE = saved("TIFF", Image.fromarray(np.full((4, 4), -1, np.int32)))
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        *((saved(format)[:-300], "") for format in encoding.MORE_FORMATS),
+        *((saved(format)[:-300], "") for format in MORE_FORMATS),
         (saved("TIFF", compression="tiff_lzw")[:-300], r" \((?!Corrupt EXIF data)"),
         (FRACTIONS, r" \(its pixels are fractions: save it with 8 or 16 bits a channel\)"),
         (WIDE, r" \(its pixels are numbers of 32 bits: save it with 8 or 16 bits a channel\)"),

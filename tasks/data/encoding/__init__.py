@@ -17,35 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .pictures import FORMATS, MORE_FORMATS, ORIENTATION, decode_picture, inside, open_picture, register_heif
-from .values import (
-    CURRENCY,
-    DATETIME_WIDTH,
-    FIRST,
-    LIST,
-    MISSING,
-    MISSING_TEXTS,
-    NO_NUMBER,
-    UNKNOWN,
-    UNSPACED,
-    BadValue,
-    Numbers,
-    Repeated,
-    Values,
-    category_places,
-    datetime_places,
-    days,
-    is_missing,
-    is_no_number,
-    num_rows,
-    numbers,
-    quantile_places,
-    rows_of,
-    spelled,
-    take,
-    words_of,
-    written_number,
-)
+from . import cells
+from .cells import BadValue, Values
+from .pictures import FORMATS, MORE_FORMATS, decode_picture, inside, register_heif
 
 INLINE = ";base64,"
 MAX_NAME = 255
@@ -76,7 +50,7 @@ class Encoder:
     ) -> None:
         self._features, self._pictures, self._workers = features, pictures, workers
         self._places = {
-            name: [{text: place for place, text in enumerate(texts, FIRST)} for texts in columns]
+            name: [{text: place for place, text in enumerate(texts, cells.FIRST)} for texts in columns]
             for name, columns in vocabularies.items()
         }
 
@@ -136,7 +110,7 @@ class Encoder:
         absent = [name for name in self.columns if name not in table]
         if absent:
             raise ValueError(f"these columns are missing: {', '.join(map(repr, absent))}")
-        lengths = {num_rows(table[name]) for name in self.columns}
+        lengths = {cells.num_rows(table[name]) for name in self.columns}
         if len(lengths) > 1:
             raise ValueError(f"the columns differ in length: {', '.join(map(str, sorted(lengths)))}")
         encoders: dict[str, Callable[..., npt.NDArray[Any]]] = {
@@ -149,40 +123,40 @@ class Encoder:
 
     def _numbers(self, name: str, feature: Mapping[str, Any], table: Mapping[str, Values]) -> npt.NDArray[np.float32]:
         columns = feature["columns"]
-        encoded = np.empty((num_rows(table[columns[0]["name"]]), *feature["shape"]), np.float32)
+        encoded = np.empty((cells.num_rows(table[columns[0]["name"]]), *feature["shape"]), np.float32)
         place = 0
         for column in columns:
             own = column["name"]
             is_datetime = column["kind"] == "datetime"
             if is_datetime:
-                found = days(table[own], own, column.get("format"))
+                found = cells.days(table[own], own, column.get("format"))
             else:
-                found = numbers(table[own], own, column.get("decimal", "."))
+                found = cells.numbers(table[own], own, column.get("decimal", "."))
             missing = np.isnan(found)
             if missing.any():
                 if column["fill"] is None:
                     raise BadValue(own, int(missing.argmax()), None, "is missing")
                 found[missing] = column["fill"]
             if quantiles := column.get("quantiles"):
-                found = quantile_places(found, np.asarray(quantiles))
+                found = cells.quantile_places(found, np.asarray(quantiles))
             encoded[:, place : place + column["width"]] = (
-                datetime_places(found) if is_datetime else found[:, np.newaxis]
+                cells.datetime_places(found) if is_datetime else found[:, np.newaxis]
             )
             place += column["width"]
         return encoded
 
     def _categories(self, name: str, feature: Mapping[str, Any], table: Mapping[str, Values]) -> npt.NDArray[np.int32]:
         found = [
-            category_places(table[column["name"]], places)
+            cells.category_places(table[column["name"]], places)
             for column, places in zip(feature["columns"], self._places[name], strict=True)
         ]
         return np.stack(found, 1)
 
     def _text(self, name: str, feature: Mapping[str, Any], table: Mapping[str, Values]) -> npt.NDArray[np.int32]:
         (column,), (places,), (length,) = feature["columns"], self._places[name], feature["shape"]
-        words, lengths = words_of(rows_of(table[column["name"]]))
-        encoded = np.full((len(lengths), length), MISSING, np.int32)
-        found = np.fromiter(map(places.get, words, repeat(UNKNOWN)), np.int32, len(words))
+        words, lengths = cells.words_of(cells.rows_of(table[column["name"]]))
+        encoded = np.full((len(lengths), length), cells.MISSING, np.int32)
+        found = np.fromiter(map(places.get, words, repeat(cells.UNKNOWN)), np.int32, len(words))
         rows = np.repeat(np.arange(len(lengths)), lengths)
         within = np.arange(len(words)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         kept = within < length
@@ -191,7 +165,7 @@ class Encoder:
 
     def _images(self, name: str, feature: Mapping[str, Any], table: Mapping[str, Values]) -> npt.NDArray[np.uint8]:
         (column,) = feature["columns"]
-        values = rows_of(table[column["name"]])
+        values = cells.rows_of(table[column["name"]])
         shape = tuple(feature["shape"])
         decoded = list(self._workers(self.image, repeat(column["name"]), range(len(values)), values, repeat(shape)))
         return np.stack(decoded) if decoded else np.zeros((0, *shape), np.uint8)
@@ -202,7 +176,7 @@ class Encoder:
         Raises:
             BadValue: it is no whole image.
         """
-        if isinstance(value, str | type(None) | float) and is_missing([value]).any():
+        if isinstance(value, str | type(None) | float) and cells.is_missing([value]).any():
             return np.zeros(shape, np.uint8)
         try:
             return decode_picture(self.opened(value), shape, self.formats)
@@ -256,12 +230,12 @@ class WholeEncoder(Encoder):
             folder: where paths of images begin; without one a text is base64 of an image.
         """
         self._broken, self._folder = {}, folder
-        count = num_rows(next(iter(columns.values())))
+        count = cells.num_rows(next(iter(columns.values())))
         try:
             encoded = self.encode(columns)
             broken = self._broken
         except BadValue:
-            return self._one_by_one({name: rows_of(values) for name, values in columns.items()}, count)
+            return self._one_by_one({name: cells.rows_of(values) for name, values in columns.items()}, count)
         if broken:
             whole = [row for row in range(count) if row not in broken]
             encoded = {name: array[whole] for name, array in encoded.items()}
