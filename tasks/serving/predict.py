@@ -23,7 +23,7 @@ from tasks.records import Predicted, PredictionRequest
 from tasks.serving import raw_model
 from tasks.serving.prediction_files import WRITERS, PredictionWriter
 from tasks.serving.raw_inputs import RawExamples, Reader
-from tasks.serving.raw_model import Arrays, Meaning, RawModel
+from tasks.serving.raw_model import Arrays, Meaning, RawModel, meaning
 from tasks.system import background, machine
 from tasks.system.errors import UserError
 
@@ -62,13 +62,14 @@ def predict(request: PredictionRequest) -> Predicted:
         reader.check(request.inputs)
         if request.format == "html" and not reader.wanted.takes_files:
             raise UserError(f"html is a page of pictures, and {model.name} takes {reader.wanted.in_words}")
-        meaning = Meaning(model.target, request.top_k, request.probabilities)
-        writer = _open(request, meaning.names, stack)
+        told = meaning(model.target, request.top_k, request.probabilities)
+        names = ["source", "row", *told(np.zeros((0, model.target.num_outputs), np.float32)), "error"]
+        writer = _open(request, names, stack)
         count, failed, counts = 0, 0, Counter[str]()
         first: list[dict[str, Any]] = []
         tell = Progress()
         for part in _parts(model, reader, request.inputs, stack):
-            columns, whole = _predicted(model, meaning, part)
+            columns, whole = _predicted(model, told, part)
             if writer is not None:
                 pictures = next(iter(part.features.values())) if reader.wanted.takes_files else None
                 writer.write(columns, None if pictures is None else pictures[whole])
@@ -77,7 +78,7 @@ def predict(request: PredictionRequest) -> Predicted:
             if model.target.task == "classification":
                 counts.update(one for one in columns["prediction"] if one is not None)
             places = range(min(SHOWN - len(first), len(columns["error"])))
-            first += [{name: columns[name][place] for name in meaning.names} for place in places]
+            first += [{name: columns[name][place] for name in names} for place in places]
             tell(count, failed)
         tell.end()
         if writer is not None:
@@ -127,14 +128,14 @@ def _parts(model: RawModel, reader: Reader, inputs: Sequence[str], stack: ExitSt
     return parts
 
 
-def _predicted(model: RawModel, meaning: Meaning, part: EncodedPart) -> tuple[dict[str, list[Any]], npt.NDArray[Any]]:
+def _predicted(model: RawModel, told: Meaning, part: EncodedPart) -> tuple[dict[str, list[Any]], npt.NDArray[Any]]:
     """Return the columns of a part, and which of its whole examples have a prediction, bool (n,)."""
     outputs, places = model.outputs(part.features), part.examples.places
     errors = [part.broken.get(row) for row in range(len(places))]
     # Of a name that is no UTF-8 as Python shows it: neither JSON nor Parquet has room for it.
     sources = [source.encode("utf-8", "backslashreplace").decode() for source, _ in places]
     columns: dict[str, list[Any]] = {"source": sources, "row": [row for _, row in places]}
-    return columns | answered(errors, outputs, meaning.of), np.asarray(np.isfinite(outputs).all(axis=1))
+    return columns | answered(errors, outputs, told), np.asarray(np.isfinite(outputs).all(axis=1))
 
 
 class Progress:

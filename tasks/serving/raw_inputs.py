@@ -10,7 +10,6 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from tasks.data.encoding.cells import Values, num_rows
-from tasks.data.encoding.rows import check_columns, csv_rows, encoding_of, json_rows
+from tasks.data.encoding.rows import BadTable, check_columns, csv_rows, encoding_of, json_rows
 from tasks.data.source_files import is_by_product
 from tasks.data.table_files import NOT_READ, open_parquet, values_of
 from tasks.system import machine
@@ -195,6 +194,8 @@ class Reader:
                 continue
             try:
                 yield from self._of_stdin() if name == "-" else self._of_one(name, path)
+            except BadTable as error:
+                raise UserError(str(error)) from None
             except NOT_READ as error:
                 raise UserError(f"'{name}' cannot be read ({cut(str(error))})") from None
         if files:
@@ -291,7 +292,7 @@ class Reader:
     def _of_csv(self, name: str, file: "io.BufferedReader[Any]", folder: Path) -> Iterator[RawExamples]:
         """Yield the rows of CSV; paths of images in them begin at ``folder``."""
         with self._open_text(file) as text:
-            rows = csv_rows(text, list(self.wanted.columns), partial(self._check_columns, name), self.max_field)
+            rows = csv_rows(name, text, list(self.wanted.columns), self.max_field)
             why = self._contradiction
             yield from self._of_rows(
                 name,
@@ -301,8 +302,7 @@ class Reader:
 
     def _of_json(self, name: str, file: IO[bytes], folder: Path) -> Iterator[RawExamples]:
         """Yield the objects of JSON lines."""
-        columns = list(self.wanted.columns)
-        rows = json_rows(iter(file), columns, partial(self._check_columns, name), self.part_rows)
+        rows = json_rows(name, iter(file), list(self.wanted.columns), self.part_rows)
         yield from self._of_rows(name, rows, folder)
 
     def _of_rows(self, name: str, rows: Iterator[dict[str, Any] | str], folder: Path) -> Iterator[RawExamples]:
@@ -320,8 +320,7 @@ class Reader:
     def _of_parquet(self, name: str, path: Path) -> Iterator[RawExamples]:
         """Yield the rows of Parquet."""
         with open_parquet(path) as file:
-            names = list(file.schema_arrow.names)
-            self._check_columns(name, names)
+            check_columns(name, list(self.wanted.columns), list(file.schema_arrow.names))
             first = 1
             for batch in file.iter_batches(self.part_rows, columns=list(self.wanted.columns)):
                 frame = batch.to_pandas()
@@ -331,12 +330,6 @@ class Reader:
                 }
                 yield RawExamples(places_of(name, first, batch.num_rows), columns, folder=path.parent)
                 first += batch.num_rows
-
-    def _check_columns(self, name: str, there: Sequence[str]) -> None:
-        try:
-            check_columns(name, list(self.wanted.columns), there)
-        except ValueError as error:
-            raise UserError(str(error)) from None
 
     def _of_arrays(self, name: str, path: Path) -> Iterator[RawExamples]:
         features = self.wanted.features

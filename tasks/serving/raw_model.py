@@ -22,6 +22,8 @@ from tasks.tracking import trained_models
 from tasks.tracking.trained_models import TrainedModel
 
 Arrays = dict[str, npt.NDArray[Any]]
+Meaning = Callable[[npt.NDArray[np.float32]], dict[str, list[Any]]]
+"""Makes columns of outputs, with a value for each example."""
 
 
 class RawModel:
@@ -79,21 +81,10 @@ class RawModel:
         return np.asarray(self._model.predict_on_batch(as_input(features)), np.float32)
 
 
-class Meaning:
-    """What outputs mean, as columns: the class and how likely it is, the labels, or the numbers.
-
-    Attributes:
-        names: of the columns of a file, ``source``, ``row`` and ``error`` among them.
-    """
-
-    def __init__(self, target: Target, top_k: int, all_shares: bool) -> None:
-        self._task, self._top_k, self._all_shares = target.task, top_k, all_shares
-        self._outputs = list(target.class_names or target.columns or ["prediction"])
-        self.names = ["source", "row", *self.of(np.zeros((0, target.num_outputs), np.float32)), "error"]
-
-    def of(self, outputs: npt.NDArray[np.float32]) -> dict[str, list[Any]]:
-        """Return the columns for outputs (n, num_outputs), a value for each of n examples."""
-        return answers(self._task, self._outputs, outputs, self._top_k, self._all_shares)
+def meaning(target: Target, top_k: int, all_shares: bool) -> Meaning:
+    """Return what outputs mean, as columns: the class and how likely it is, the labels, or the numbers."""
+    names = target.class_names or target.columns or ("prediction",)
+    return functools.partial(answers, target.task, names, top_k=top_k, all_shares=all_shares)
 
 
 def _guess_encoding(takes: Mapping[str, tuple[tuple[Any, ...], str]]) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from tasks.records import ExportedModel, Lineage, Run, Target
 from tasks.serving import formats
 from tasks.serving.export import export
 from tasks.serving.formats import Format, _predict
-from tasks.serving.raw_model import Meaning, RawModel
+from tasks.serving.raw_model import RawModel, meaning
 from tasks.system import files
 from tasks.system.errors import StratagemError, UserError
 from tasks.tracking import trained_models
@@ -321,7 +321,7 @@ def test_the_program_of_an_export_tells_outputs_as_the_command_does(tmp_path, mo
     (tmp_path / "target.json").write_text(target.model_dump_json())
     model = _predict.load(tmp_path)
     arrays = np.zeros((3, 2), np.float32)
-    expected = Meaning(target, 1, False).of(outputs)
+    expected = meaning(target, 1, False)(outputs)
     rows = [dict(zip(expected, row, strict=True)) for row in zip(*expected.values(), strict=True)]
     examples = [("x.npy", number, {"": row}) for number, row in enumerate(arrays, 1)]
     told = list(model.lines(examples, None))

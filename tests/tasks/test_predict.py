@@ -24,7 +24,7 @@ from tasks.data.encoding.pictures import MORE_FORMATS, ORIENTATION
 from tasks.runs.lineage import version_in
 from tasks.serving import raw_model
 from tasks.serving.predict import predict
-from tasks.serving.raw_model import Meaning, RawModel, WholeEncoder
+from tasks.serving.raw_model import RawModel, WholeEncoder, meaning
 from tasks.system.errors import UserError
 from tasks.tracking import trained_models
 from tasks.tracking.store import open_store, store_uri
@@ -271,19 +271,16 @@ def test_rows_that_are_whole_are_encoded_whatever_is_beside_them(project):
 def test_what_outputs_mean():
     logits = np.array([[0.0, np.log(3), -9], [2, 1, 0]], np.float32)
     labels = records.Target(task="multilabel", num_outputs=3, class_names=("x", "y", "z"))
-    told = Meaning(labels, 1, False).of(logits)
+    told = meaning(labels, 1, False)(logits)
     assert told["prediction"] == ["x;y", "x;y;z"]
     assert told["probability:y"] == pytest.approx([0.75, 1 / (1 + np.exp(-1))])
     numbers = records.Target(task="regression", num_outputs=1, columns=("price",))
-    assert Meaning(numbers, 1, False).of(logits[:, 1:2]) == {"prediction": [1.098612, 1.0]}
+    assert meaning(numbers, 1, False)(logits[:, 1:2]) == {"prediction": [1.098612, 1.0]}
     several = records.Target(task="regression", num_outputs=3, columns=("x", "y", "z"))
-    assert Meaning(several, 9, True).names == [
-        "source",
-        "row",
+    assert list(meaning(several, 9, True)(logits)) == [
         "prediction:x",
         "prediction:y",
         "prediction:z",
-        "error",
     ]
 
 

@@ -248,8 +248,8 @@ class WholeEncoder(Encoder):
             try:
                 one = self.encode({name: [values[row]] for name, values in columns.items()})
             except BadValue as bad:
-                broken[row] = _reason_in_words(bad)
-                continue
+                value = "" if bad.value is None else f"{bad.shown} "
+                self._broken[0] = f"column '{bad.column}': {value}{bad.reason}"
             if self._broken:
                 broken[row] = self._broken[0]
             else:
@@ -283,9 +283,3 @@ class WholeEncoder(Encoder):
             hint = "; base64 of an image begins with data:image/png;base64," if len(value) > MAX_NAME else ""
             raise ValueError("it is a folder" if is_folder else f"no such file{hint}")
         return super().opened(value)
-
-
-def _reason_in_words(bad: BadValue) -> str:
-    """Return why a row has no prediction, as an answer says it."""
-    value = "" if bad.value is None else f"{bad.shown} "
-    return f"column '{bad.column}': {value}{bad.reason}"

@@ -13,21 +13,25 @@ PART_BYTES, MAX_PART = 8 * 2**20, 1024
 """Examples that fit into these bytes are computed at once, at most ``MAX_PART``."""
 
 
+class BadTable(ValueError):
+    """A table has not the columns that a model takes."""
+
+
 def encoding_of(start: bytes, otherwise: str) -> str:
     """Return the encoding of a text that begins with these bytes: UTF-16 where they are its mark."""
     return "utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else otherwise
 
 
 def csv_rows(
-    lines: Iterator[str], columns: Sequence[str], check: Callable[[list[str]], object], max_field: int = 2**26
+    name: str, lines: Iterator[str], columns: Sequence[str], max_field: int = 2**26
 ) -> Iterator[dict[str, str] | str]:
     """Yield the columns of each row of CSV that a model takes, or the reason why it is no such row.
 
     Args:
+        name: of the table, for the error.
         lines: the first one that has the model's columns names them; above it may stand a title or comments. A comma, a
             semicolon, a tab or a bar stands between them: whatever makes most of the model's columns.
         columns: what the model takes.
-        check: takes the names of the first line, and raises an error if one is missing.
         max_field: characters of a value; a quote that nothing closes makes one value of all that follows.
     """
     csv.field_size_limit(max_field)
@@ -36,7 +40,7 @@ def csv_rows(
 
     def count(line: str, delimiter: str) -> int:
         try:
-            found = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
+            found = [one.strip() for one in next(csv.reader([line], delimiter=delimiter), [])]
         except csv.Error:  # A row with a value that is too long.
             return 0
         return sum(column in found for column in columns)
@@ -47,7 +51,7 @@ def csv_rows(
     reader = csv.reader(itertools.chain(first[header:], lines), delimiter=delimiter)
     # As prepare names the one without a name, which pandas writes for its index.
     names = [one.strip() or f"column {place}" for place, one in enumerate(next(reader, []), 1)]
-    check(names)
+    check_columns(name, columns, names)
     places = {column: names.index(column) for column in columns}
     while True:
         try:
@@ -64,14 +68,14 @@ def csv_rows(
 
 
 def json_rows(
-    lines: Iterator[str | bytes], columns: Sequence[str], check: Callable[[list[str]], object], part_size: int
+    name: str, lines: Iterator[str | bytes], columns: Sequence[str], part_size: int
 ) -> Iterator[dict[str, Any] | str]:
     """Yield the object of each line of JSON, or the reason why it is no such row; empty lines are none.
 
     Args:
+        name: of the table, for the error.
         lines: a row may leave out what is missing; of many, one has it.
         columns: what the model takes.
-        check: takes the keys of the first rows, and raises an error if one is missing.
         part_size: lines that are read at once.
     """
 
@@ -90,7 +94,7 @@ def json_rows(
     while some := [parse(line) for line in itertools.islice(whole, part_size)]:
         there = sorted(set().union(*(one for one in some if isinstance(one, dict))))
         if there and not is_checked:
-            check(there)
+            check_columns(name, columns, there)
             is_checked = True
         yield from some
 
@@ -99,15 +103,15 @@ def check_columns(name: str, columns: Sequence[str], there: Sequence[str]) -> No
     """Refuse a table without the columns that a model takes, or with one of them more than once.
 
     Raises:
-        ValueError: says which, and what the table has.
+        BadTable: names them.
     """
     if absent := [one for one in columns if one not in there]:
-        raise ValueError(
+        raise BadTable(
             f"'{name}' has not the {'column' if len(absent) == 1 else 'columns'} {', '.join(map(repr, absent))}, which "
             f"the model takes. There: {', '.join(map(repr, there))[:1000] or 'nothing'}"
         )
     if twice := [one for one in columns if there.count(one) > 1]:
-        raise ValueError(f"'{name}' has the column {', '.join(map(repr, twice))} more than once: leave one")
+        raise BadTable(f"'{name}' has the column {', '.join(map(repr, twice))} more than once: leave one")
 
 
 def part_size(takes: Mapping[str, tuple[tuple[Any, ...], Any]]) -> int:
@@ -125,8 +129,10 @@ def as_taken(takes: Mapping[str, tuple[tuple[Any, ...], Any]], arrays: Mapping[s
         who: names the model, for the error.
 
     Raises:
-        ValueError: one has another shape, or numbers that its type does not hold.
+        ValueError: one is missing, has another shape, or numbers that its type does not hold.
     """
+    if absent := [name for name in takes if name not in arrays]:
+        raise ValueError(f"these arrays are missing: {', '.join(absent)}")
     found = {}
     for name, (shape, kind) in takes.items():
         array, dtype = arrays[name], np.dtype(kind)

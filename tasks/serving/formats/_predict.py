@@ -140,7 +140,7 @@ def _arrays(name: str, takes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]) 
         raise ValueError(f"'-': the model takes arrays, {wanted}, which cannot come by standard input: name a file")
     try:
         arrays = rows.as_taken(takes, _load_arrays(name, list(takes)), "the model")
-    except (KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"'{name}' cannot be read as arrays (.npy; .npz with {wanted}): {error}") from None
     if len(lengths := {len(array) for array in arrays.values()}) > 1:
         raise ValueError(f"'{name}': its arrays have different lengths: {', '.join(map(str, sorted(lengths)))}")
@@ -159,12 +159,11 @@ def _load_arrays(name: str, wanted: Sequence[str]) -> dict[str, Any]:
             return {wanted[0]: found}
         if len(wanted) == len(found.files) == 1:
             return {wanted[0]: found[found.files[0]]}
-        return {one: found[one] for one in wanted}
+        return {one: found[one] for one in wanted if one in found.files}
 
 
 def _rows(name: str, model: Predictor) -> Iterator[Example]:
     kinds = list(model.kinds)
-    check = functools.partial(rows.check_columns, name, kinds)
     are_texts = list(model.kinds.values()) == ["text"] and not name.lower().endswith(TABLES)
     with open(0 if name == "-" else name, "rb") as content:
         file = io.TextIOWrapper(content, rows.encoding_of(content.peek(2), "utf-8-sig"), newline="")
@@ -173,11 +172,11 @@ def _rows(name: str, model: Predictor) -> Iterator[Example]:
             lines = itertools.chain([first] if first else [], file)
             examples: Iterable[Any]
             if name.lower().endswith(JSON) or (name == "-" and first.lstrip().startswith("{")):
-                examples = rows.json_rows(lines, kinds, check, rows.part_size(model.takes))
+                examples = rows.json_rows(name, lines, kinds, rows.part_size(model.takes))
             elif are_texts:
                 examples = ({kinds[0]: line.rstrip("\r\n")} for line in lines)
             else:
-                examples = rows.csv_rows(lines, kinds, check)
+                examples = rows.csv_rows(name, lines, kinds)
             for row, values in enumerate(examples, 1):
                 yield name, row, values
         except (UnicodeDecodeError, csv.Error) as error:  # csv.Error: of the header; of a row it is that row's error.
