@@ -116,7 +116,7 @@ def check_columns(name: str, columns: Sequence[str], there: Sequence[str]) -> No
 
 def part_size(takes: Mapping[str, tuple[tuple[Any, ...], Any]]) -> int:
     """Return how many examples are computed at once, by the shape and dtype of each array that one has."""
-    size = sum(math.prod(one or 1 for one in shape) * np.dtype(dtype).itemsize for shape, dtype in takes.values())
+    size: int = sum(math.prod(one or 1 for one in shape) * np.dtype(dtype).itemsize for shape, dtype in takes.values())
     return min(MAX_PART, max(1, PART_BYTES // max(1, size)))
 
 

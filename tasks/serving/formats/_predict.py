@@ -103,8 +103,8 @@ class Predictor:
         else:
             columns = {name: [part[place][2].get(name) for place in whole] for name in self.kinds}
             arrays, broken = self.row_encoder.encode_whole(columns, folder)
-            for row, why in broken.items():
-                errors[whole[row]] = why
+            for place, why in broken.items():
+                errors[whole[place]] = why
         one_or_all = arrays if len(arrays) > 1 else next(iter(arrays.values()))
         outputs = np.asarray(self.compute(one_or_all)) if None in errors else np.zeros((0, len(self.names)))
         columns = rows.answered(errors, outputs, functools.partial(rows.answers, self.task, self.names))
