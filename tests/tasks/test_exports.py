@@ -233,7 +233,7 @@ def test_an_export_brings_what_makes_its_input_of_files_of_images(tiny, trained,
 def test_the_encoder_of_another_release_has_another_name(tmp_path, monkeypatch):
     own = trained_models.copy_encoder(tmp_path)
     other = shutil.copytree(tmp_path / own, tmp_path / "other")
-    with (other / "values.py").open("a") as file:
+    with (other / "cells.py").open("a") as file:
         file.write("# Another release.\n")
     monkeypatch.setattr(encoding, "__file__", str(other / "__init__.py"))
     assert trained_models.copy_encoder(tmp_path) != own
@@ -295,7 +295,7 @@ def test_what_python_keeps_of_a_program_that_was_imported_changes_no_export(tiny
     environment = {"PYTHONPATH": str(tmp_path / "out"), "PYTHONDONTWRITEBYTECODE": ""}
     imported = run([sys.executable, "-c", "import predict"], env=environment)
     assert imported.returncode == 0, imported.stderr
-    assert {path.name.partition(".")[0] for path in (tmp_path / "out").rglob("*.pyc")} >= {"predict", "values"}
+    assert {path.name.partition(".")[0] for path in (tmp_path / "out").rglob("*.pyc")} >= {"predict", "cells"}
     assert export(settings, tiny, training, "keras", "latest", str(tmp_path / "out")) == made
     # What nobody's import of these two left there is a file that was added.
     for planted in (f"__pycache__/numpy.{sys.implementation.cache_tag}.pyc", "__pycache__/predict.py", "numpy.pyc"):
