@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from tasks import config
-from tasks.data import encoding
-from tasks.data.encoding import BadValue
+from tasks.data.encoding import cells
+from tasks.data.encoding.cells import BadValue
 from tasks.data.table_files import TableFile
 from tasks.system.errors import UserError, cut, listed, one_of, shown
 
@@ -35,7 +35,7 @@ MAX_CLASSES = 20
 """A target of whole numbers with more values is a regression."""
 DELIMITERS = (";", "\t", "|", ",")
 WORDS_OF_A_TEXT = 3
-UNSPACED_CHARACTER = re.compile(f"[{encoding.UNSPACED}]")
+UNSPACED_CHARACTER = re.compile(f"[{cells.UNSPACED}]")
 FEWEST = 10
 """Rows from which on values that are all different say something."""
 PICTURES = re.compile(r".+\.(png|jpe?g|bmp|gif|webp)", re.IGNORECASE)
@@ -262,7 +262,7 @@ def _places(file: TableFile, columns: Sequence[str]) -> tuple[str, ...]:
     found: set[str] = set()
     for chunk in file.chunks(dict.fromkeys(columns, "repeated")):
         for values in chunk.values():
-            found.update(top_of(encoding.spelled(value)) for value in _present(list(encoding.rows_of(values))))
+            found.update(top_of(cells.spelled(value)) for value in _present(list(cells.rows_of(values))))
     there = sorted(place for place in found if place not in ("", "..") and (file.path.parent / place).exists())
     return tuple(there) if len(there) <= MAX_FOLDERS else (".",)
 
@@ -295,12 +295,12 @@ def _look(file: TableFile, names: Iterable[str]) -> dict[str, list[Any]]:
         return found
     for chunk in file.first(dict.fromkeys(names, "text"), LOOKED_AT):
         for name, values in chunk.items():
-            found[name] += islice(encoding.rows_of(values), LOOKED_AT - len(found[name]))
+            found[name] += islice(cells.rows_of(values), LOOKED_AT - len(found[name]))
     return found
 
 
 def _present(values: list[Any], not_missing: Collection[str] = ()) -> list[Any]:
-    missing = encoding.is_missing(values, not_missing)
+    missing = cells.is_missing(values, not_missing)
     return [value for value, absent in zip(values, missing.tolist(), strict=True) if not absent]
 
 
@@ -331,7 +331,7 @@ def _decimal(dataset: config.Table, looked: dict[str, list[Any]]) -> tuple[str, 
         if name in dataset.target and dataset.separator is not None:
             continue
         texts = [value.strip() for value in _present(values) if isinstance(value, str)]
-        marked = [text for text in texts if "," in text or ("." in text and text not in encoding.NO_NUMBER)]
+        marked = [text for text in texts if "," in text or ("." in text and text not in cells.NO_NUMBER)]
         readings = {decimal: _are_written(texts, decimal) for decimal in (".", ",")} if marked else {}
         if not any(readings.values()):
             continue
@@ -339,7 +339,7 @@ def _decimal(dataset: config.Table, looked: dict[str, list[Any]]) -> tuple[str, 
             found["." if readings["."] else ","][name] = marked[0]
         elif commas := [text for text in marked if "," in text]:
             # Nobody writes a thousandth of a dollar.
-            with_currency = any(re.search(encoding.CURRENCY, text) for text in commas)
+            with_currency = any(re.search(cells.CURRENCY, text) for text in commas)
             found["." if with_currency else "either"][name] = commas[0]
         else:
             thousands_or_fractions[name] = marked[0]
@@ -371,7 +371,7 @@ def _are_written(texts: list[str], decimal: str) -> bool:
     sample, numbers = texts[:: math.ceil(len(texts) / SAMPLE)], 0
     for text in sample:
         with contextlib.suppress(ValueError):
-            encoding.written_number(text, decimal)
+            cells.written_number(text, decimal)
             numbers += 1
     return numbers >= (1 - MISTAKES) * len(sample)
 
@@ -385,7 +385,7 @@ def kind_of_texts(name: str, values: list[Any]) -> tuple[config.TableColumn, str
 def _kind(name: str, values: list[Any], dataset: config.Table) -> _Guess:
     """Return what a column is."""
     present = _present(values, dataset.not_missing)
-    if all(map(encoding.is_no_number, present)):
+    if all(map(cells.is_no_number, present)):
         return _Guess("ignore", "without a value")
     if _is_nested(present):
         return _Guess("ignore", "of values in values")
@@ -393,11 +393,11 @@ def _kind(name: str, values: list[Any], dataset: config.Table) -> _Guess:
     if distinct == 1 and len(values) > 1 and len(present) == len(values):
         return _Guess("ignore", "the same in all rows")
     if not any(isinstance(value, bool) for value in present):
-        if _are(present, partial(encoding.numbers, decimal=dataset.decimal or "."), MISTAKES):
+        if _are(present, partial(cells.numbers, decimal=dataset.decimal or "."), MISTAKES):
             return _kind_of_numbers(name, present, len(values), dataset)
         if (form := _format_of(name, present, dataset)) is not None or _are_iso(present):
             return _Guess("datetime", f"written as {form}" if form else "", form)
-    texts = [encoding.spelled(value) for value in present]
+    texts = [cells.spelled(value) for value in present]
     if sum(PICTURES.fullmatch(text) is not None for text in texts) >= (1 - MISTAKES) * len(texts):
         return _Guess("image")
     unspaced = [UNSPACED_CHARACTER.sub(" x ", text) for text in texts]
@@ -432,14 +432,14 @@ def _how_written(name: str, texts: Sequence[str], count: int, dataset: config.Ta
     Raises:
         UserError: they are in several currencies.
     """
-    marks = Counter(re.findall(f"{encoding.CURRENCY}|%", "\n".join(texts)))
+    marks = Counter(re.findall(f"{cells.CURRENCY}|%", "\n".join(texts)))
     if len(currencies := [mark for mark in marks if mark != "%"]) > 1:
         raise UserError(
             f"dataset.source = '{dataset.source}': the column '{name}' has numbers in several currencies: "
             f"{listed([repr(one) for one in currencies])}. Bring them to one, or say that they are words: --set "
             f"dataset.columns.{name}=category"
         )
-    absent = Counter(text for text in texts if text in encoding.NO_NUMBER)
+    absent = Counter(text for text in texts if text in cells.NO_NUMBER)
     said = [f"numbers with {mark}" for mark in marks]
     return said + [f"{times:,} of {count:,} are '{text}' and count as missing" for text, times in absent.items()]
 
@@ -447,7 +447,7 @@ def _how_written(name: str, texts: Sequence[str], count: int, dataset: config.Ta
 def _are_iso(present: list[Any]) -> bool:
     """Return whether values are dates and times of ISO 8601."""
     dashed = sum(not isinstance(value, str) or bool(re.search("[-/]", value)) for value in present)
-    return dashed >= (1 - MISTAKES) * len(present) and _are(present, encoding.days, MISTAKES)
+    return dashed >= (1 - MISTAKES) * len(present) and _are(present, cells.days, MISTAKES)
 
 
 def _format_of(name: str, present: list[Any], dataset: config.Table) -> str | None:
@@ -456,12 +456,12 @@ def _format_of(name: str, present: list[Any], dataset: config.Table) -> str | No
     Raises:
         UserError: they may be read in several ways.
     """
-    texts = sorted({value.strip() for value in present if isinstance(value, str)} - encoding.NO_NUMBER)
+    texts = sorted({value.strip() for value in present if isinstance(value, str)} - cells.NO_NUMBER)
     some = texts[:: math.ceil(len(texts) / SAMPLE)] if texts else []
-    if not any(re.search(r"\d", text) for text in some[:1]) or _are(some, encoding.days):
+    if not any(re.search(r"\d", text) for text in some[:1]) or _are(some, cells.days):
         return None
-    fitting = [form for form in FORMATS if _are(some[:1], partial(encoding.days, form=form))]
-    fitting = [form for form in fitting if _are(texts, partial(encoding.days, form=form))]
+    fitting = [form for form in FORMATS if _are(some[:1], partial(cells.days, form=form))]
+    fitting = [form for form in fitting if _are(texts, partial(cells.days, form=form))]
     if len(fitting) < 2:
         return fitting[0] if fitting else None
     kind = "ignore" if name == dataset.time else "datetime"  # Rows are ordered by it, and a model need not see it.
@@ -477,7 +477,7 @@ def _are_lists(dataset: config.Table, looked: Mapping[str, list[Any]]) -> bool:
     if len(dataset.target) != 1:
         return False
     present = _present(looked[dataset.target[0]])
-    return bool(present) and all(encoding.LIST.fullmatch(encoding.spelled(value)) for value in present)
+    return bool(present) and all(cells.LIST.fullmatch(cells.spelled(value)) for value in present)
 
 
 def _notes(
@@ -491,11 +491,11 @@ def _notes(
             written = [value.strip() for value in looked[name] if isinstance(value, str)]
             notes += [f"'{name}': {said}" for said in _how_written(name, written, len(looked[name]), dataset)]
     for name in (*classes, *(name for name, column in columns.items() if column.kind == "category" and name in looked)):
-        texts = Counter(encoding.spelled(value) for value in looked[name] if isinstance(value, str))
+        texts = Counter(cells.spelled(value) for value in looked[name] if isinstance(value, str))
         notes += [
             f"{texts[text]:,} of {len(looked[name]):,} rows of '{name}' are '{text}', read as missing; to keep it "
             f"as a value: --set \"dataset.not_missing=['{text}']\""
-            for text in sorted(encoding.MISSING_TEXTS - {""} - set(dataset.not_missing))
+            for text in sorted(cells.MISSING_TEXTS - {""} - set(dataset.not_missing))
             if texts[text]
         ]
         alike: dict[str, str] = {}
@@ -521,8 +521,8 @@ def _task(dataset: config.Table, looked: dict[str, list[Any]]) -> str:
                 f"dataset.target = '{name}': has values in values, such as {shown(values[0])}. Give a column of texts "
                 "or numbers"
             )
-    numbers = partial(encoding.numbers, decimal=dataset.decimal or ".")
-    found = {name: [value for value in values if not encoding.is_no_number(value)] for name, values in found.items()}
+    numbers = partial(cells.numbers, decimal=dataset.decimal or ".")
+    found = {name: [value for value in values if not cells.is_no_number(value)] for name, values in found.items()}
     numeric = {name: bool(values) and _are(values, numbers) for name, values in found.items()}
     if len(found) > 1:
         if words := [name for name, are in numeric.items() if not are]:

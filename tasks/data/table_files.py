@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from tasks.data.encoding import MISSING_TEXTS, NO_NUMBER, Repeated, Values, num_rows
+from tasks.data.encoding.cells import MISSING_TEXTS, NO_NUMBER, Repeated, Values, num_rows
 from tasks.system.errors import UserError, cut, listed
 from tasks.system.files import is_encoding, is_utf8
 

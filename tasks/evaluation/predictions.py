@@ -73,24 +73,6 @@ def load(path: Path, sha256: str) -> Predictions | None:
         return None
 
 
-def probabilities(task: str, outputs: Any) -> Any:
-    """Return the probability of each class or label, or a regression's numbers: float64 (n, num_outputs).
-
-    Each export has these lines in its predict.py.
-
-    Args:
-        task: classification, multilabel or regression.
-        outputs: (n, num_outputs): logits, or the numbers of a regression.
-    """
-    values = np.asarray(outputs, np.float64)
-    if task == "regression":
-        return values
-    if task == "multilabel":
-        return 1 / (1 + np.exp(-np.clip(values, -700, 700)))
-    shares = np.exp(values - values.max(axis=1, keepdims=True))
-    return shares / shares.sum(axis=1, keepdims=True)
-
-
 class Bins(NamedTuple):
     """Predictions by their confidence, in equal parts of 0 to 1, each (BINS,)."""
 

@@ -188,9 +188,8 @@ def compare(first: PreparedDataset, second: PreparedDataset, names: tuple[str, s
 
 def _facts(dataset: PreparedDataset) -> Iterator[tuple[str, str]]:
     """Yield the names and the values by which two datasets are compared: examples, classes, columns, statistics."""
-    from tasks.data import (
-        encoding,  # Here and not above: it imports NumPy, and a run imports this module before Prefect.
-    )
+    # Here and not above: it imports NumPy, and a run imports this module before Prefect.
+    from tasks.data.encoding.cells import FIRST
 
     yield "data version", (dataset.data_version or "not under DVC")[:12]
     yield "kind", dataset.kind
@@ -219,7 +218,7 @@ def _facts(dataset: PreparedDataset) -> Iterator[tuple[str, str]]:
             yield f"{name}: column {one.name}", f"{one.kind}{', scaled by quantiles' if one.quantiles else ''}"
         yield from _statistics(name, feature)
         for column, size in zip(_places(name, feature), feature.vocabulary_sizes, strict=False):
-            yield f"{column}: different values", f"{size - encoding.FIRST:,}"
+            yield f"{column}: different values", f"{size - FIRST:,}"
     yield from (
         (f"{name}: {what}", f"{value:.6g}")
         for what, values in (("mean", target.mean), ("deviation", target.deviation))

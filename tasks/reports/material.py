@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config, runs
+from tasks.data.encoding.rows import probabilities
 from tasks.evaluation import predictions, slices
 from tasks.evaluation.predictions import Bins, Predictions, bins
 from tasks.evaluation.slices import TestExamples
@@ -73,7 +74,7 @@ class Material:
     @cached_property
     def probabilities(self) -> npt.NDArray[np.float64]:
         """The probability of each class or label, (n, num_outputs)."""
-        found: npt.NDArray[np.float64] = predictions.probabilities(self.task, self.predicted.outputs)
+        found: npt.NDArray[np.float64] = probabilities(self.task, self.predicted.outputs)
         return found
 
     @property

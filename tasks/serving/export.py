@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import logging
 import math
 import os
@@ -19,7 +18,6 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from tasks import config, records, runs
-from tasks.data import encoding, prepared_data
 from tasks.input import sources
 from tasks.modeling import metrics, models
 from tasks.records import ExportedModel, PreparedDataset, Run, TensorShape, TrainingResult
@@ -83,11 +81,13 @@ def export(
     with _new_folder(target) as new:
         with _explaining(what, target):
             exporter.write(model, chosen.file, new)
-        _write_meaning(new, prepared, exporter)
+        trained_models.write_meaning(new, prepared)
+        package = trained_models.copy_encoder(new)
+        (new / PROGRAM).write_text(formats.program(exporter, package), encoding="utf-8")
         with _explaining(what, target):
             examples = _examples(model, settings, prepared, None if exporter.rounds else MAX_BATCHES)
-            # By the file that goes with it. Python keeps no compiled copy of what is run by its path.
-            shipped = runpy.run_path(str(new / PROGRAM))["load"](new)
+            shipped = runpy.run_path(str(new / PROGRAM))["load"](new)  # By the file that goes with it.
+            shutil.rmtree(new / package / "__pycache__", ignore_errors=True)
             compared = _compare(shipped.compute, examples)
         # A regression's numbers are as large as its unit makes them.
         difference = compared.max_difference / (max(prepared.target.deviation, default=0) or 1.0)
@@ -124,16 +124,6 @@ def _wrong_outputs(difference: float, most: float, num_examples: int) -> str | N
         among = f"among the first {num_examples:,} test examples"
         return f"an output differs from Keras' by {difference:.3g} {among}, and {most:g} is allowed"
     return None
-
-
-def _write_meaning(folder: Path, prepared: PreparedDataset, format: formats.Format) -> None:
-    """Write what makes the model's input of raw values, where something does, what its outputs stand for, and the
-    program that goes from the one to the other."""
-    (folder / PROGRAM).write_text(formats.program(format), encoding="utf-8")
-    (folder / trained_models.TARGET).write_text(prepared.target.model_dump_json(indent=2), encoding="utf-8")
-    if (raw := prepared_data.encoder_config(prepared)) is not None:
-        (folder / trained_models.ENCODING).write_text(json.dumps(raw), encoding="utf-8")
-        shutil.copyfile(encoding.__file__, folder / "encoding.py")
 
 
 @dataclass(frozen=True)
@@ -317,11 +307,11 @@ def _metrics(settings: config.Settings, prepared: PreparedDataset, labels: Any, 
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file below a folder, but for the manifest and Python's copies of the programs."""
-    own = {PROGRAM.removesuffix(".py"), "encoding"}
+    """Return the sha256 of each file below a folder, but for the manifest and Python's copies of what it imported."""
 
     def is_kept(path: Path) -> bool:
-        return path.parent == folder / "__pycache__" and path.suffix == ".pyc" and path.name.partition(".")[0] in own
+        source = path.parent.with_name(f"{path.name.partition('.')[0]}.py")
+        return path.parent.name == "__pycache__" and path.suffix == ".pyc" and source.is_file()
 
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     return {path.relative_to(folder).as_posix(): files.digest(path) for path in paths if not is_kept(path)}

@@ -17,19 +17,19 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from tasks.data.encoding import take
+from tasks.data.encoding.cells import take
+from tasks.data.encoding.rows import answered, as_taken, part_size
 from tasks.records import Predicted, PredictionRequest
 from tasks.serving import raw_model
 from tasks.serving.prediction_files import WRITERS, PredictionWriter
 from tasks.serving.raw_inputs import RawExamples, Reader
-from tasks.serving.raw_model import Arrays, Meaning, RawModel
+from tasks.serving.raw_model import Arrays, Meaning, RawModel, meaning
 from tasks.system import background, machine
 from tasks.system.errors import UserError
 
 AHEAD = 2
 """Parts that are read and encoded while one is computed."""
 SHOWN = 20
-NO_NUMBER = "the model gives no number for it"
 TELL_SECONDS = 0.5, 30.0
 """How often the progress is shown: on a terminal, and elsewhere."""
 
@@ -54,7 +54,7 @@ def predict(request: PredictionRequest) -> Predicted:
     # What Pillow finds odd in a file: one that cannot be read has its error in its row.
     warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
     model = raw_model.load(request.model)
-    size = request.batch_size or model.batch_size
+    size = request.batch_size or part_size(model.takes)
     began = time.perf_counter()
     with ExitStack() as stack:
         stdin = None if request.stdin is None else stack.enter_context(io.FileIO(request.stdin))
@@ -62,13 +62,14 @@ def predict(request: PredictionRequest) -> Predicted:
         reader.check(request.inputs)
         if request.format == "html" and not reader.wanted.takes_files:
             raise UserError(f"html is a page of pictures, and {model.name} takes {reader.wanted.in_words}")
-        meaning = Meaning(model.target, request.top_k, request.probabilities)
-        writer = _open(request, meaning.names, stack)
+        told = meaning(model.target, request.top_k, request.probabilities)
+        names = ["source", "row", *told(np.zeros((0, model.target.num_outputs), np.float32)), "error"]
+        writer = _open(request, names, stack)
         count, failed, counts = 0, 0, Counter[str]()
         first: list[dict[str, Any]] = []
         tell = Progress()
         for part in _parts(model, reader, request.inputs, stack):
-            columns, whole = _predicted(model, meaning, part)
+            columns, whole = _predicted(model, told, part)
             if writer is not None:
                 pictures = next(iter(part.features.values())) if reader.wanted.takes_files else None
                 writer.write(columns, None if pictures is None else pictures[whole])
@@ -77,7 +78,7 @@ def predict(request: PredictionRequest) -> Predicted:
             if model.target.task == "classification":
                 counts.update(one for one in columns["prediction"] if one is not None)
             places = range(min(SHOWN - len(first), len(columns["error"])))
-            first += [{name: columns[name][place] for name in meaning.names} for place in places]
+            first += [{name: columns[name][place] for name in names} for place in places]
             tell(count, failed)
         tell.end()
         if writer is not None:
@@ -112,7 +113,10 @@ def _parts(model: RawModel, reader: Reader, inputs: Sequence[str], stack: ExitSt
     def encode(examples: RawExamples) -> EncodedPart:
         if examples.prepared:
             given = {name: np.asarray(array) for name, array in examples.columns.items()}
-            return EncodedPart(examples, model.check_arrays(given), {})
+            try:
+                return EncodedPart(examples, as_taken(model.takes, given, model.name), {})
+            except ValueError as error:
+                raise UserError(str(error)) from None
         rows = np.array([row for row in range(len(examples.places)) if row not in examples.broken], np.int64)
         columns = {name: take(values, rows) for name, values in examples.columns.items()}
         features, broken = encoder.encode_whole(columns, examples.folder)
@@ -124,26 +128,14 @@ def _parts(model: RawModel, reader: Reader, inputs: Sequence[str], stack: ExitSt
     return parts
 
 
-def _predicted(model: RawModel, meaning: Meaning, part: EncodedPart) -> tuple[dict[str, list[Any]], npt.NDArray[Any]]:
+def _predicted(model: RawModel, told: Meaning, part: EncodedPart) -> tuple[dict[str, list[Any]], npt.NDArray[Any]]:
     """Return the columns of a part, and which of its whole examples have a prediction, bool (n,)."""
-    outputs = model.outputs(part.features)
-    finite = np.asarray(np.isfinite(outputs).all(axis=1))
-    errors: list[str | None] = [part.broken.get(row) for row in range(len(part.examples.places))]
-    rows = [row for row, error in enumerate(errors) if error is None]
-    for row in np.flatnonzero(~finite).tolist():
-        errors[rows[row]] = NO_NUMBER
-    places = part.examples.places
+    outputs, places = model.outputs(part.features), part.examples.places
+    errors = [part.broken.get(row) for row in range(len(places))]
     # Of a name that is no UTF-8 as Python shows it: neither JSON nor Parquet has room for it.
     sources = [source.encode("utf-8", "backslashreplace").decode() for source, _ in places]
     columns: dict[str, list[Any]] = {"source": sources, "row": [row for _, row in places]}
-    answered = meaning.of(outputs[finite])
-    having = [row for row, is_finite in zip(rows, finite.tolist(), strict=True) if is_finite]
-    for name, values in answered.items():
-        columns[name] = [None] * len(errors)
-        for row, value in zip(having, values, strict=True):
-            columns[name][row] = value
-    columns["error"] = errors
-    return columns, finite
+    return columns | answered(errors, outputs, told), np.asarray(np.isfinite(outputs).all(axis=1))
 
 
 class Progress:

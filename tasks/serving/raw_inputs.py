@@ -16,10 +16,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from tasks.data.encoding import Values, num_rows
+from tasks.data.encoding.cells import Values, num_rows
+from tasks.data.encoding.rows import BadTable, check_columns, csv_rows, encoding_of, json_rows
 from tasks.data.source_files import is_by_product
 from tasks.data.table_files import NOT_READ, open_parquet, values_of
-from tasks.serving.rows import csv_rows, encoding_of, json_rows
 from tasks.system import machine
 from tasks.system.errors import UserError, cut, listed
 from tasks.system.files import DAMAGED_FILE, is_utf8
@@ -194,6 +194,8 @@ class Reader:
                 continue
             try:
                 yield from self._of_stdin() if name == "-" else self._of_one(name, path)
+            except BadTable as error:
+                raise UserError(str(error)) from None
             except NOT_READ as error:
                 raise UserError(f"'{name}' cannot be read ({cut(str(error))})") from None
         if files:
@@ -289,14 +291,8 @@ class Reader:
 
     def _of_csv(self, name: str, file: "io.BufferedReader[Any]", folder: Path) -> Iterator[RawExamples]:
         """Yield the rows of CSV; paths of images in them begin at ``folder``."""
-
-        def check(names: list[str]) -> None:
-            self._check_columns(name, names)
-            if twice := [one for one in self.wanted.columns if names.count(one) > 1]:
-                raise UserError(f"'{name}' has the column {listed([*map(repr, twice)])} more than once: leave one")
-
         with self._open_text(file) as text:
-            rows = csv_rows(text, list(self.wanted.columns), check, self.max_field)
+            rows = csv_rows(name, text, list(self.wanted.columns), self.max_field)
             why = self._contradiction
             yield from self._of_rows(
                 name,
@@ -306,8 +302,7 @@ class Reader:
 
     def _of_json(self, name: str, file: IO[bytes], folder: Path) -> Iterator[RawExamples]:
         """Yield the objects of JSON lines."""
-        columns = list(self.wanted.columns)
-        rows = json_rows(iter(file), columns, lambda names: self._check_columns(name, names), self.part_rows)
+        rows = json_rows(name, iter(file), list(self.wanted.columns), self.part_rows)
         yield from self._of_rows(name, rows, folder)
 
     def _of_rows(self, name: str, rows: Iterator[dict[str, Any] | str], folder: Path) -> Iterator[RawExamples]:
@@ -325,8 +320,7 @@ class Reader:
     def _of_parquet(self, name: str, path: Path) -> Iterator[RawExamples]:
         """Yield the rows of Parquet."""
         with open_parquet(path) as file:
-            names = list(file.schema_arrow.names)
-            self._check_columns(name, names)
+            check_columns(name, list(self.wanted.columns), list(file.schema_arrow.names))
             first = 1
             for batch in file.iter_batches(self.part_rows, columns=list(self.wanted.columns)):
                 frame = batch.to_pandas()
@@ -336,13 +330,6 @@ class Reader:
                 }
                 yield RawExamples(places_of(name, first, batch.num_rows), columns, folder=path.parent)
                 first += batch.num_rows
-
-    def _check_columns(self, name: str, there: Sequence[str]) -> None:
-        if absent := [one for one in self.wanted.columns if one not in there]:
-            raise UserError(
-                f"'{name}' has not the {'column' if len(absent) == 1 else 'columns'} {listed([*map(repr, absent)])}, "
-                f"which the model takes. There: {cut(listed([*map(repr, there)])) or 'nothing'}"
-            )
 
     def _of_arrays(self, name: str, path: Path) -> Iterator[RawExamples]:
         features = self.wanted.features

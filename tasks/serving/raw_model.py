@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -15,18 +14,16 @@ import numpy.typing as npt
 
 from tasks import config
 from tasks.data.encoding import Encoder, WholeEncoder
-from tasks.evaluation.predictions import probabilities
+from tasks.data.encoding.rows import answers
 from tasks.records import Target, as_input
 from tasks.serving.raw_inputs import Wanted
-from tasks.serving.rows import answers
 from tasks.system.errors import UserError, cut, one_line
 from tasks.tracking import trained_models
 from tasks.tracking.trained_models import TrainedModel
 
-BATCH_BYTES = 8 * 2**20
-MAX_BATCH = 1024
-
 Arrays = dict[str, npt.NDArray[Any]]
+Meaning = Callable[[npt.NDArray[np.float32]], dict[str, list[Any]]]
+"""Makes columns of outputs, with a value for each example."""
 
 
 class RawModel:
@@ -64,14 +61,6 @@ class RawModel:
             task="regression", num_outputs=num_outputs, columns=tuple(f"output {one}" for one in range(num_outputs))
         )
 
-    @property
-    def batch_size(self) -> int:
-        """Examples that are computed at once, where nobody says how many."""
-        sizes: list[int] = [
-            math.prod(one or 1 for one in shape) * np.dtype(dtype).itemsize for shape, dtype in self.takes.values()
-        ]
-        return min(MAX_BATCH, max(1, BATCH_BYTES // max(1, sum(sizes))))
-
     @functools.cached_property
     def input_encoder(self) -> Encoder:
         """What makes the model's input of raw values, or refuses them; several threads may use it."""
@@ -91,47 +80,11 @@ class RawModel:
             return np.zeros((0, self.target.num_outputs), np.float32)
         return np.asarray(self._model.predict_on_batch(as_input(features)), np.float32)
 
-    def check_arrays(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-        """Return arrays as the model takes them.
 
-        Raises:
-            UserError: one has another shape, or numbers that its type does not hold.
-        """
-        found = {}
-        for name, (shape, kind) in self.takes.items():
-            array, dtype = arrays[name], np.dtype(kind)
-            same_kind = array.dtype.kind in ("iu" if dtype.kind in "iu" else "iuf")
-            if array.shape[1:] != shape or not same_kind:
-                raise UserError(
-                    f"'{name}' is {array.dtype} {array.shape}, and {self.name} takes {dtype} (n, "
-                    f"{', '.join(map(str, shape))})"
-                )
-            if dtype.kind in "iu" and array.size and not _is_within(array, np.iinfo(dtype)):
-                raise UserError(f"'{name}' has numbers beyond {dtype}, which {self.name} takes")
-            found[name] = array.astype(dtype, copy=False)
-        return found
-
-
-class Meaning:
-    """What outputs mean, as columns: the class and how likely it is, the labels, or the numbers.
-
-    Attributes:
-        names: of the columns of a file, ``source``, ``row`` and ``error`` among them.
-    """
-
-    def __init__(self, target: Target, top_k: int, all_shares: bool) -> None:
-        self._task, self._top_k, self._all_shares = target.task, top_k, all_shares
-        self._outputs = list(target.class_names or target.columns or ["prediction"])
-        self.names = ["source", "row", *self.of(np.zeros((0, target.num_outputs), np.float32)), "error"]
-
-    def of(self, outputs: npt.NDArray[np.float32]) -> dict[str, list[Any]]:
-        """Return the columns for outputs (n, num_outputs), a value for each of n examples."""
-        return answers(self._task, self._outputs, probabilities(self._task, outputs), self._top_k, self._all_shares)
-
-
-def _is_within(array: npt.NDArray[Any], numbers: Any) -> bool:
-    """Return whether a type of whole numbers, as ``np.iinfo`` describes it, holds all numbers of an array."""
-    return bool(numbers.min <= array.min() and array.max() <= numbers.max)
+def meaning(target: Target, top_k: int, all_shares: bool) -> Meaning:
+    """Return what outputs mean, as columns: the class and how likely it is, the labels, or the numbers."""
+    names = target.class_names or target.columns or ("prediction",)
+    return functools.partial(answers, target.task, names, top_k=top_k, all_shares=all_shares)
 
 
 def _guess_encoding(takes: Mapping[str, tuple[tuple[Any, ...], str]]) -> dict[str, Any] | None:

@@ -23,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from tasks.data.encoding.rows import as_taken
 from tasks.records import Serving, ServingRequest
 from tasks.serving import raw_model
-from tasks.serving.raw_model import Arrays, Meaning, RawModel
+from tasks.serving.raw_model import Arrays, Meaning, RawModel, meaning
 from tasks.system.access import Application, guarded
 from tasks.system.errors import UserError
 from tasks.tracking import trained_models
@@ -226,9 +227,8 @@ def _encoded(model: RawModel, values: Any) -> Arrays:
     try:
         if not model.features:
             arrays = values if isinstance(values, dict) else {next(iter(model.takes)): values}
-            if absent := [name for name in model.takes if name not in arrays]:
-                raise BadRequest(f"these arrays are missing: {', '.join(absent)}")
-            return model.check_arrays({name: _array(arrays[name], dtype) for name, (_, dtype) in model.takes.items()})
+            given = {name: _array(arrays[name], dtype) for name, (_, dtype) in model.takes.items() if name in arrays}
+            return as_taken(model.takes, given, model.name)
         if isinstance(values, dict):
             lengths = {len(column) if isinstance(column, list) else -1 for column in values.values()}
             if -1 in lengths or len(lengths) > 1:
@@ -275,7 +275,7 @@ def application(served: Served, batches: RequestBatcher) -> Application:
         model = served.model  # One for the whole request, whatever is swapped meanwhile.
         headers = {"x-model": quote(model.name)}
         try:
-            meaning, body = _answers_as(model, request.query_params), bytearray()
+            told, body = _answers_as(model, request.query_params), bytearray()
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_BYTES:
@@ -287,7 +287,7 @@ def application(served: Served, batches: RequestBatcher) -> Application:
             answer = {"error_code": "BAD_REQUEST", "message": str(error), "expected": schema(model)}
             return JSONResponse(answer, 400, headers)
         outputs = await asyncio.wrap_future(batches.outputs(model, features))
-        answer = {"predictions": _predictions(meaning, outputs)}
+        answer = {"predictions": _predictions(told, outputs)}
         return Response(json.dumps(answer), media_type="application/json", headers=headers)
 
     return Starlette(
@@ -301,13 +301,13 @@ def application(served: Served, batches: RequestBatcher) -> Application:
     )
 
 
-def _predictions(meaning: Meaning | None, outputs: npt.NDArray[np.float32]) -> list[Any]:
+def _predictions(told: Meaning | None, outputs: npt.NDArray[np.float32]) -> list[Any]:
     """Return the answer for each example; None where the model gives NaN or infinity, which JSON does not have."""
     finite = np.asarray(np.isfinite(outputs).all(axis=1)).tolist()
-    if meaning is None:
+    if told is None:
         rows: list[Any] = outputs.tolist()
     else:
-        columns = meaning.of(np.nan_to_num(outputs))
+        columns = told(np.nan_to_num(outputs))
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return [row if is_finite else None for row, is_finite in zip(rows, finite, strict=True)]
 
@@ -319,7 +319,7 @@ def _answers_as(model: RawModel, wanted: Mapping[str, str]) -> Meaning | None:
         return None
     if re.fullmatch(r"[1-9][0-9]{0,5}", top_k) is None:
         raise BadRequest(f"top_k = '{top_k[:20]}': give how many classes the answer names, 1 or more")
-    return Meaning(model.target, int(top_k), "probabilities" in wanted)
+    return meaning(model.target, int(top_k), "probabilities" in wanted)
 
 
 def serve(request: ServingRequest, answers: IO[str]) -> None:

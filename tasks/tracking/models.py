@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib
-import json
 import os
 import re
 import shutil
@@ -21,7 +20,7 @@ from mlflow.models import Model, ModelSignature
 from mlflow.types.schema import AnyType, ColSpec, Schema, TensorSpec
 
 from tasks import config, records
-from tasks.data import encoding, prepared_data
+from tasks.data import prepared_data
 from tasks.modeling import own_code
 from tasks.system import files, upstream
 from tasks.system.errors import UserError, cut
@@ -127,21 +126,17 @@ def _write_model(
     It is not written by mlflow.keras, which wants the model in memory, and writes another file than the run's.
     """
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-    raw = prepared_data.encoder_config(prepared)
-    packages = ["keras", "numpy", backend]
-    columns = [column.kind for feature in prepared.features.values() for column in feature.columns]
-    if raw is not None:
-        packages += ["pillow"] * ("image" in columns or "image" in prepared.features)
-        packages += ["pandas"] * ("datetime" in columns)
+    takes_raw = prepared_data.encoder_config(prepared) is not None
+    packages = ["keras", "numpy", backend, *(["pandas", "pillow"] if takes_raw else [])]
     signature = ModelSignature(
-        inputs=Schema(_inputs(prepared.features, raw is not None)),
+        inputs=Schema(_inputs(prepared.features, takes_raw)),
         outputs=Schema([TensorSpec(np.dtype("float32"), (-1, prepared.target.num_outputs))]),
     )
     model = Model(run_id=run_id, model_id=model_id, model_uuid=model_id)
     model.add_flavor(
         "keras", data="data", keras_version=version("keras"), keras_backend=backend, save_exported_model=False
     )
-    code, loader = _write_code(folder.with_name("code"), run.settings["model"]["name"], raw is not None)
+    code, loader = _write_code(folder.with_name("code"), run.settings["model"]["name"], takes_raw)
     with upstream.without_a_look_at_packages():
         mlflow.pyfunc.save_model(
             str(folder),
@@ -154,9 +149,7 @@ def _write_model(
             pip_requirements=[f"{package}=={version(package)}" for package in packages],
         )
     (folder / "data").mkdir()
-    if raw is not None:
-        (folder / "data" / trained_models.ENCODING).write_text(json.dumps(raw), encoding="utf-8")
-    (folder / "data" / trained_models.TARGET).write_text(prepared.target.model_dump_json(), encoding="utf-8")
+    trained_models.write_meaning(folder / "data", prepared)
     copied = Path(shutil.copyfile(config.project_root() / keras_file, folder / "data" / "model.keras"))
     model.model_size_bytes += copied.stat().st_size
     model.save(str(folder / "MLmodel"))
@@ -234,7 +227,7 @@ def _write_code(folder: Path, model_name: str, takes_raw: bool) -> tuple[list[st
     if not code and not takes_raw:
         return [], "mlflow.keras"
     folder.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256(model_name.encode())
+    digest = hashlib.sha256()
     for file in code:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         digest.update((root / file).read_bytes())
@@ -244,15 +237,12 @@ def _write_code(folder: Path, model_name: str, takes_raw: bool) -> tuple[list[st
         module = model_name.partition(":")[0]
         text = f'"""Loads the model, whose classes are registered in {module}."""\n\n'
         text += f"import importlib\n\nimportlib.import_module({module!r})\n\n"
-    # A process that loads two models must not take one's code for the other's.
     if takes_raw:
-        source = Path(encoding.__file__).read_bytes()
-        digest.update(source)
-        encoder = f"encoding_{hashlib.sha256(source).hexdigest()[:12]}"
-        (folder / f"{encoder}.py").write_bytes(source)
-        text += LOADER.replace("ENCODING", encoder)
+        text += LOADER.replace("ENCODING", trained_models.copy_encoder(folder))
     else:
         text += "from mlflow.keras.load import _load_pyfunc\n"
+    # A process that loads two models must not take one's code for the other's.
+    digest.update(text.encode())
     loader = f"load_{digest.hexdigest()[:12]}"
     (folder / f"{loader}.py").write_text(text, encoding="utf-8")
     return sorted(str(path) for path in folder.iterdir()), loader

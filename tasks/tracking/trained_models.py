@@ -3,6 +3,7 @@
 Nothing heavy is imported, so that a wrong name is refused before a framework is.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import ValidationError
 
 from tasks import config, records, runs
-from tasks.data import prepared_data
+from tasks.data import encoding, prepared_data
 from tasks.records import ExportedModel, ModelVersion, PreparedDataset, Run, Target, TrainingResult
 from tasks.runs import lineage, relocation
 from tasks.system import errors, files, machine
@@ -90,6 +91,24 @@ def check_unpacked(what: str, path: Path) -> None:
         size, free = sum(one.file_size for one in archive.infolist()), machine.free_memory()
         if size > free:
             raise UserError(f"{what}: {path} unpacks to {size:,} bytes, and {free:,} of the memory are free")
+
+
+def write_meaning(folder: Path, prepared: PreparedDataset) -> None:
+    """Write what a model's outputs stand for, and what makes its input of raw values, where something does."""
+    (folder / TARGET).write_text(prepared.target.model_dump_json(indent=2), encoding="utf-8")
+    if (raw := prepared_data.encoder_config(prepared)) is not None:
+        (folder / ENCODING).write_text(json.dumps(raw), encoding="utf-8")
+
+
+def copy_encoder(folder: Path) -> str:
+    """Copy the package that makes a model's input of raw values, and return what it is called there: by its content,
+    because a process that loads two models must not take one's code for the other's."""
+    sources = {path.name: path.read_bytes() for path in sorted(Path(encoding.__file__).parent.glob("*.py"))}
+    name = f"encoding_{hashlib.sha256(b''.join(sources.values())).hexdigest()[:12]}"
+    (folder / name).mkdir()
+    for file, source in sources.items():
+        (folder / name / file).write_bytes(source)
+    return name
 
 
 def find_trained_model(reference: str) -> TrainedModel | None:

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
 from tasks import config, records, runs
-from tasks.data import dataset_folder, encoding, source_files, table_files
+from tasks.data import dataset_folder, source_files, table_files
+from tasks.data.encoding.pictures import inside
 from tasks.data.kinds import _columns, arrays, image_folder, table
 from tasks.operations import data_folders, model_use, preconditions, trace
 from tasks.records import Record
@@ -514,7 +515,7 @@ def test_no_name_leads_out_of_its_folder(module_project, monkeypatch, name):
     except UserError as error:
         message_of(error)
     try:
-        assert encoding.inside(module_project, name).resolve().is_relative_to(module_project)
+        assert inside(module_project, name).resolve().is_relative_to(module_project)
     except ValueError as error:
         reason = str(error)
         assert reason

@@ -17,7 +17,8 @@ import pytest
 from PIL import Image
 
 from tasks import config
-from tasks.data import dataset_folder, encoding, kinds, prepared_data, source_files
+from tasks.data import dataset_folder, kinds, prepared_data, source_files
+from tasks.data.encoding.pictures import decode_picture
 from tasks.data.kinds import image_folder
 from tasks.evaluation import slices
 from tasks.input import sources
@@ -298,7 +299,7 @@ def test_a_turned_photo_is_never_read_smaller_than_it_is_wanted(tmp_path):
     image = Image.fromarray(stripes)
     image.getexif()[0x0112] = 6
     image.save(tmp_path / "turned.jpg", exif=image.getexif(), quality=95)
-    seen = encoding.decode_picture(tmp_path / "turned.jpg", (128, 32, 3))
+    seen = decode_picture(tmp_path / "turned.jpg", (128, 32, 3))
     assert np.abs(np.diff(seen[8:-8].astype(int), axis=0)).min() > 100, "each stripe is a row of its own"
 
 

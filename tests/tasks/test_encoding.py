@@ -17,7 +17,9 @@ from PIL import Image
 from sklearn.preprocessing import QuantileTransformer
 
 from tasks.data import encoding
-from tasks.data.encoding import FORMATS, BadValue, Encoder, Repeated, WholeEncoder
+from tasks.data.encoding import Encoder, WholeEncoder, cells
+from tasks.data.encoding.cells import BadValue, Repeated
+from tasks.data.encoding.pictures import FORMATS
 
 
 def numbers(*columns):
@@ -31,16 +33,16 @@ def places(kind, shape, *names):
     return {kind: {"kind": kind, "shape": shape, "columns": columns}}
 
 
-def test_it_needs_the_standard_library_numpy_and_pillow_alone():
-    tree = ast.parse(Path(encoding.__file__).read_text(encoding="utf-8"))
-    modules = {
-        name.partition(".")[0]
-        for node in ast.walk(tree)
-        for name in ([alias.name for alias in getattr(node, "names", [])] if isinstance(node, ast.Import) else [])
-        + ([node.module] if isinstance(node, ast.ImportFrom) else [])
-    }
-    assert modules - sys.stdlib_module_names == {"numpy", "pandas", "PIL", "pi_heif"}
-    assert not [node for node in tree.body if getattr(node, "module", "") in ("PIL", "pi_heif")], "only for pictures"
+def test_it_needs_the_standard_library_numpy_pandas_and_pillow_alone():
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in Path(encoding.__file__).parent.glob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    outside = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
+    assert outside == {"numpy", "pandas", "PIL", "pi_heif"}
+    first = [node for tree in trees for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    named = {getattr(node, "module", None) or node.names[0].name for node in first}
+    assert not named & {"pandas", "PIL", "pi_heif"}, "only for datetimes and pictures"
 
 
 def test_numbers_are_read_of_numbers_and_of_text():
@@ -90,9 +92,9 @@ def test_places_among_quantiles_are_those_of_scikit_learn(draw, number_of):
     )
     peer = QuantileTransformer(n_quantiles=number_of, subsample=None).fit(fitted[:, np.newaxis])
     values = np.concatenate([fitted, other, [fitted.min() - 1, fitted.max() + 1]])
-    found = encoding.quantile_places(values, peer.quantiles_[:, 0])
+    found = cells.quantile_places(values, peer.quantiles_[:, 0])
     np.testing.assert_allclose(found, peer.transform(values[:, np.newaxis])[:, 0], rtol=0, atol=1e-12)
-    assert (found[-2], found[-1], np.isnan(encoding.quantile_places(np.array([np.nan]), peer.quantiles_[:, 0]))) == (
+    assert (found[-2], found[-1], np.isnan(cells.quantile_places(np.array([np.nan]), peer.quantiles_[:, 0]))) == (
         0,
         1,
         True,
@@ -112,26 +114,26 @@ def test_texts_are_the_places_of_their_words():
     encoder = Encoder(places("text", (4,), "note"), {"text": [["good", "!", "über"]]})
     found = encoder.encode({"note": ["Good, good!", "ÜBER", None, "", "a b c d e f", "good"]})
     assert found["text"].tolist() == [[2, 1, 2, 3], [4, 0, 0, 0], [0] * 4, [0] * 4, [1] * 4, [2, 0, 0, 0]]
-    words, lengths = encoding.words_of(["It's 3.5°!", None, "a\0b"])
+    words, lengths = cells.words_of(["It's 3.5°!", None, "a\0b"])
     assert (words, lengths.tolist()) == (["it", "'", "s", "3", ".", "5", "°", "!", "a", "b"], [8, 0, 2])
 
 
 @given(st.lists(st.one_of(st.none(), st.text()), max_size=5), st.integers(1, 6))
 def test_a_text_is_encoded_the_same_whatever_stands_in_the_rows_beside_it(texts, length):
-    vocabulary = sorted(set(encoding.words_of(texts)[0]))[::2]
+    vocabulary = sorted(set(cells.words_of(texts)[0]))[::2]
     encoder = Encoder(places("text", (length,), "note"), {"text": [vocabulary]})
     together = encoder.encode({"note": texts})["text"]
     assert together.shape == (len(texts), length)
     for text, row in zip(texts, together, strict=True):
-        missing = text is None or text.strip() in encoding.MISSING_TEXTS
+        missing = text is None or text.strip() in cells.MISSING_TEXTS
         one_form = "" if missing else unicodedata.normalize("NFC", text.lower().replace("\0", " "))
-        words = re.findall(rf"[{encoding.UNSPACED}]|[^\W{encoding.UNSPACED}]+|[^\w\s]", one_form)[:length]
+        words = re.findall(rf"[{cells.UNSPACED}]|[^\W{cells.UNSPACED}]+|[^\w\s]", one_form)[:length]
         expected = [vocabulary.index(word) + 2 if word in vocabulary else 1 for word in words]
         assert row.tolist() == expected + [0] * (length - len(expected))
 
 
 def datetimes(values, fill=None):
-    column = {"name": "when", "kind": "datetime", "width": encoding.DATETIME_WIDTH, "fill": fill}
+    column = {"name": "when", "kind": "datetime", "width": cells.DATETIME_WIDTH, "fill": fill}
     return Encoder(numbers(column), {}).encode({"when": values})["number"]
 
 
@@ -158,13 +160,13 @@ def test_a_datetime_is_the_same_however_it_is_given():
 def test_plain_datetimes_are_read_as_any_other(instants, separator):
     for length in (10, 19):
         texts = [instant.isoformat(separator)[:length] for instant in instants]
-        np.testing.assert_array_equal(encoding.days(texts, ""), encoding.days([*texts, "2024-01-01T00:00"], "")[:-1])
+        np.testing.assert_array_equal(cells.days(texts, ""), cells.days([*texts, "2024-01-01T00:00"], "")[:-1])
 
 
 @pytest.mark.parametrize("text", ["2024-02-31", "2024-13-01", "2024-01-0x", "2024-01-01T25:00:00"])
 def test_a_datetime_that_is_none_is_refused_among_plain_ones(text):
     with pytest.raises(BadValue, match=r"row 1: .+ is no date or time"):
-        encoding.days(["2024-01-01T00:00:00"[: len(text)], text], "")
+        cells.days(["2024-01-01T00:00:00"[: len(text)], text], "")
 
 
 def test_a_missing_datetime_is_the_mean_and_another_word_is_refused():

@@ -8,8 +8,7 @@ import pytest
 
 from tasks import config
 from tasks import prepare as stage
-from tasks.data import encoding
-from tasks.data.encoding import Encoder
+from tasks.data.encoding import Encoder, cells
 from tasks.data.kinds import table
 from tasks.system.errors import UserError
 
@@ -93,7 +92,7 @@ def test_what_stands_for_no_number_is_missing_and_counted(mark):
     mean = np.mean([float(text) for text in texts if text != mark])
     assert sum(split.num_missing.get("own", 0) for split in prepared.splits.values()) == 10
     assert abs(prepared.features["number"].columns[0].fill - mean) < 1
-    if mark in encoding.NO_NUMBER:
+    if mark in cells.NO_NUMBER:
         assert f"10 of 40 are '{mark}' and count as missing" in said
 
 
@@ -159,7 +158,7 @@ def test_dates_are_read_where_one_reading_fits(texts, iso, form):
     (column,) = prepared.features["number"].columns
     assert (column.kind, column.format) == ("datetime", form)
     assert ("written as" in said) == (form is not None)
-    expected = encoding.days(iso, "when").astype(np.float32)
+    expected = cells.days(iso, "when").astype(np.float32)
     np.testing.assert_allclose(np.unique(numbers_of(prepared, "when")), np.sort(expected))
     encoder = Encoder({name: one.model_dump() for name, one in prepared.features.items()}, {})
     np.testing.assert_allclose(encoder.encode({"when": texts})["number"][:, 0], expected)
@@ -340,7 +339,7 @@ def test_lists_as_texts_are_labels(brackets):
     ("text", "words"), [("这部电影真的很好看", 9), ("この映画は面白い", 8), ("หนังเรื่องนี้ดี", 15), ("我喜欢 tea!", 5)]
 )
 def test_texts_without_spaces_are_learnt_by_characters(text, words):
-    found, lengths = encoding.words_of([text])
+    found, lengths = cells.words_of([text])
     assert lengths.tolist() == [words]
     assert "".join(found).replace(" ", "") == text.replace(" ", "")
     texts = [text + chr(0x4E00 + row) for row in range(40)]

@@ -3,6 +3,7 @@ import importlib.util
 import io
 import json
 import re
+import runpy
 import shutil
 import sys
 import tomllib
@@ -17,11 +18,12 @@ from filelock import FileLock
 from PIL import Image
 
 from tasks import config, records, runs
+from tasks.data import encoding
 from tasks.records import ExportedModel, Lineage, Run, Target
 from tasks.serving import formats
 from tasks.serving.export import export
 from tasks.serving.formats import Format, _predict
-from tasks.serving.raw_model import Meaning, RawModel
+from tasks.serving.raw_model import RawModel, meaning
 from tasks.system import files
 from tasks.system.errors import StratagemError, UserError
 from tasks.tracking import trained_models
@@ -217,15 +219,24 @@ def files_of_images(images):
 def test_an_export_brings_what_makes_its_input_of_files_of_images(tiny, trained, tmp_path):
     settings, run = trained("train.epochs=1")
     made = export(settings, tiny, run, "savedmodel", "latest", str(tmp_path / "out"))
-    assert {"encoding.json", "encoding.py", "predict.py", "target.json"} <= set(made.files)
-    spec = importlib.util.spec_from_file_location("brought", tmp_path / "out" / "encoding.py")
-    brought = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(brought)
-    known = json.loads((tmp_path / "out" / "encoding.json").read_text())
+    (package,) = (path.name for path in (tmp_path / "out").glob("encoding_*"))
+    assert {"encoding.json", f"{package}/__init__.py", "predict.py", "target.json"} <= set(made.files)
+    assert not list((tmp_path / "out").rglob("*.pyc"))
+    before = sys.path[:]
+    encoder = runpy.run_path(str(tmp_path / "out" / "predict.py"))["load"](tmp_path / "out").encoder
+    assert (type(encoder).__module__, sys.path) == (package, before)
     images = np.load(tiny.splits["test"].features["image"])
-    encoder = brought.Encoder(known["features"], known["vocabularies"])
     np.testing.assert_array_equal(encoder.model_input(files_of_images(images)), images)
     assert json.loads((tmp_path / "out" / "target.json").read_text())["class_names"] == list(tiny.target.class_names)
+
+
+def test_the_encoder_of_another_release_has_another_name(tmp_path, monkeypatch):
+    own = trained_models.copy_encoder(tmp_path)
+    other = shutil.copytree(tmp_path / own, tmp_path / "other")
+    with (other / "cells.py").open("a") as file:
+        file.write("# Another release.\n")
+    monkeypatch.setattr(encoding, "__file__", str(other / "__init__.py"))
+    assert trained_models.copy_encoder(tmp_path) != own
 
 
 def test_the_file_of_an_export_takes_raw_inputs_wherever_it_is_copied_to(tiny, trained, tmp_path):
@@ -282,9 +293,9 @@ def test_what_python_keeps_of_a_program_that_was_imported_changes_no_export(tiny
     settings, training = trained("train.epochs=1")
     made = export(settings, tiny, training, "keras", "latest", str(tmp_path / "out"))
     environment = {"PYTHONPATH": str(tmp_path / "out"), "PYTHONDONTWRITEBYTECODE": ""}
-    imported = run([sys.executable, "-c", "import predict, encoding"], env=environment)
+    imported = run([sys.executable, "-c", "import predict"], env=environment)
     assert imported.returncode == 0, imported.stderr
-    assert list((tmp_path / "out" / "__pycache__").iterdir())
+    assert {path.name.partition(".")[0] for path in (tmp_path / "out").rglob("*.pyc")} >= {"predict", "cells"}
     assert export(settings, tiny, training, "keras", "latest", str(tmp_path / "out")) == made
     # What nobody's import of these two left there is a file that was added.
     for planted in (f"__pycache__/numpy.{sys.implementation.cache_tag}.pyc", "__pycache__/predict.py", "numpy.pyc"):
@@ -310,7 +321,7 @@ def test_the_program_of_an_export_tells_outputs_as_the_command_does(tmp_path, mo
     (tmp_path / "target.json").write_text(target.model_dump_json())
     model = _predict.load(tmp_path)
     arrays = np.zeros((3, 2), np.float32)
-    expected = Meaning(target, 1, False).of(outputs)
+    expected = meaning(target, 1, False)(outputs)
     rows = [dict(zip(expected, row, strict=True)) for row in zip(*expected.values(), strict=True)]
     examples = [("x.npy", number, {"": row}) for number, row in enumerate(arrays, 1)]
     told = list(model.lines(examples, None))

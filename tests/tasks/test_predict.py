@@ -19,10 +19,12 @@ from PIL import Image
 
 from tasks import records
 from tasks.data import encoding
+from tasks.data.encoding import cells
+from tasks.data.encoding.pictures import MORE_FORMATS, ORIENTATION
 from tasks.runs.lineage import version_in
 from tasks.serving import raw_model
 from tasks.serving.predict import predict
-from tasks.serving.raw_model import Meaning, RawModel, WholeEncoder
+from tasks.serving.raw_model import RawModel, WholeEncoder, meaning
 from tasks.system.errors import UserError
 from tasks.tracking import trained_models
 from tasks.tracking.store import open_store, store_uri
@@ -269,19 +271,16 @@ def test_rows_that_are_whole_are_encoded_whatever_is_beside_them(project):
 def test_what_outputs_mean():
     logits = np.array([[0.0, np.log(3), -9], [2, 1, 0]], np.float32)
     labels = records.Target(task="multilabel", num_outputs=3, class_names=("x", "y", "z"))
-    told = Meaning(labels, 1, False).of(logits)
+    told = meaning(labels, 1, False)(logits)
     assert told["prediction"] == ["x;y", "x;y;z"]
     assert told["probability:y"] == pytest.approx([0.75, 1 / (1 + np.exp(-1))])
     numbers = records.Target(task="regression", num_outputs=1, columns=("price",))
-    assert Meaning(numbers, 1, False).of(logits[:, 1:2]) == {"prediction": [1.098612, 1.0]}
+    assert meaning(numbers, 1, False)(logits[:, 1:2]) == {"prediction": [1.098612, 1.0]}
     several = records.Target(task="regression", num_outputs=3, columns=("x", "y", "z"))
-    assert Meaning(several, 9, True).names == [
-        "source",
-        "row",
+    assert list(meaning(several, 9, True)(logits)) == [
         "prediction:x",
         "prediction:y",
         "prediction:z",
-        "error",
     ]
 
 
@@ -384,7 +383,7 @@ def test_the_encoder_of_images_takes_base64_too(project):
 
 def turned(image):
     image = Image.fromarray(image)
-    image.getexif()[encoding.ORIENTATION] = 6
+    image.getexif()[ORIENTATION] = 6
     return image
 
 
@@ -423,7 +422,7 @@ def test_a_picture_has_the_pixels_of_the_same_as_png(format, options, kind, tmp_
     right, pixels = found["photo"].astype(int)
     assert abs(pixels - right).max() <= (2 if format == "AVIF" else 0), "AVIF is not exact"
     # In requests and data, where a stranger may have made it, it is no image.
-    with pytest.raises(encoding.BadValue, match=r"it is none of PNG, JPEG, BMP, GIF, WEBP\)"):
+    with pytest.raises(cells.BadValue, match=r"it is none of PNG, JPEG, BMP, GIF, WEBP\)"):
         encoding.Encoder({"photo": feature}, {}).encode({"photo": [(tmp_path / "b").read_bytes()]})
 
 
@@ -451,7 +450,7 @@ def test_a_photograph_of_a_telephone_is_read_where_its_decoder_is_installed(tmp_
     for place, colour in seen(found["photo"][0]).items():
         np.testing.assert_allclose(colour, SEEN[place], atol=12, err_msg=str(place))
     # In requests and data, where a stranger may have made it, it stays one that is not decoded.
-    with pytest.raises(encoding.BadValue, match=r"\(HEIC, which is not decoded here: convert it to JPEG or PNG \(heif"):
+    with pytest.raises(cells.BadValue, match=r"\(HEIC, which is not decoded here: convert it to JPEG or PNG \(heif"):
         encoding.Encoder({"photo": feature}, {}).encode({"photo": [whole]})
 
 
@@ -480,7 +479,7 @@ NEGATIVE = saved("TIFF", Image.fromarray(np.full((4, 4), -1, np.int32)))
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        *((saved(format)[:-300], "") for format in encoding.MORE_FORMATS),
+        *((saved(format)[:-300], "") for format in MORE_FORMATS),
         (saved("TIFF", compression="tiff_lzw")[:-300], r" \((?!Corrupt EXIF data)"),
         (FRACTIONS, r" \(its pixels are fractions: save it with 8 or 16 bits a channel\)"),
         (WIDE, r" \(its pixels are numbers of 32 bits: save it with 8 or 16 bits a channel\)"),

@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.data import encoding
+from tasks.data.encoding import rows
 from tasks.serving.formats import _predict
 
 
@@ -56,7 +55,6 @@ def program(tmp_path, monkeypatch, capsys):
         if features:
             vocabularies = {name: [["Ulm"]] for name, one in features.items() if one["kind"] == "category"}
             (folder / "encoding.json").write_text(json.dumps({"features": features, "vocabularies": vocabularies}))
-            shutil.copyfile(encoding.__file__, folder / "encoding.py")
 
         def ask(*names):
             code = _predict.main(names)
@@ -72,10 +70,10 @@ def program(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("a.csv", "rooms,town\n1,2,3\n1,Ulm\n", "has not 'floor', which the model takes. There: 'rooms', 'town'"),
-        ("a.csv", "rooms,town\n", "has not 'floor', which the model takes. There: 'rooms', 'town'"),
-        ("a.csv", "", "has not 'rooms', 'floor', 'town', which the model takes. There: nothing"),
-        ("a.jsonl", '[1]\n{"rooms": 1, "town": "Ulm"}\n', "has not 'floor', which the model takes. There: 'rooms'"),
+        ("a.csv", "rooms,town\n1,2,3\n1,Ulm\n", "has not the column 'floor', which the model takes. There: 'rooms'"),
+        ("a.csv", "rooms,town\n", "has not the column 'floor', which the model takes. There: 'rooms', 'town'"),
+        ("a.csv", "", "has not the columns 'rooms', 'floor', 'town', which the model takes. There: nothing"),
+        ("a.jsonl", '[1]\n{"rooms": 1, "town": "Ulm"}\n', "has not the column 'floor', which the model takes. There: "),
         ("a.csv", "rooms,floor,town,town\n1,2,Ulm,Jena\n", "has the column 'town' more than once: leave one"),
     ],
 )
@@ -128,16 +126,16 @@ def test_arrays_of_another_type_are_taken_where_it_holds_their_numbers(program):
     np.save("wide.npy", np.array([[1, 2], [0, 255]], np.int64))
     assert [line["prediction"] for line in ask("wide.npy")[1]] == [3, 255]
     wrong = {
-        "beyond.npy": (np.array([[1, 256]]), "int64, of other numbers than that holds"),
-        "below.npy": (np.array([[1, -1]], np.int8), "int8, of other numbers than that holds"),
-        "float.npy": (np.array([[1.0, 2.0]]), "float64, of another kind"),
-        "text.npy": (np.array([["1", "2"]]), "<U1, of another kind"),
+        "beyond.npy": (np.array([[1, 256]]), "has numbers beyond uint8, which the model takes"),
+        "below.npy": (np.array([[1, -1]], np.int8), "has numbers beyond uint8, which the model takes"),
+        "float.npy": (np.array([[1.0, 2.0]]), "is float64 (1, 2), and the model takes uint8 (n, 2)"),
+        "text.npy": (np.array([["1", "2"]]), "is <U1 (1, 2), and the model takes uint8 (n, 2)"),
     }
-    for name, (array, there) in wrong.items():
+    for name, (array, why) in wrong.items():
         np.save(name, array)
         code, lines, said = ask(name)
         assert (code, lines) == (2, [])
-        assert said == f"error: '{name}': the model takes 'pixels' as uint8, there: {there}\n"
+        assert said == f"error: '{name}' cannot be read as arrays (.npy; .npz with 'pixels'): 'pixels' {why}\n"
     np.save("none.npy", np.zeros((0, 2), np.uint8))
     assert ask("none.npy") == (0, [], "")
 
@@ -149,6 +147,8 @@ def test_of_an_archive_the_arrays_that_the_model_takes_are_read_alone(program):
     assert [line["prediction"] for line in ask("a.npz")[1]] == [12, 22]
     np.savez("short.npz", **wanted | {"b": np.array([1])})
     assert ask("short.npz")[2] == "error: 'short.npz': its arrays have different lengths: 1, 2\n"
+    np.savez("half.npz", a=wanted["a"], c=wanted["b"])
+    assert ask("half.npz")[2].endswith("(.npy; .npz with 'a', 'b'): these arrays are missing: b\n")
 
 
 def test_a_file_that_holds_no_arrays_is_one_message(program):
@@ -206,9 +206,8 @@ def test_a_program_refuses_an_image_that_unpacks_to_too_much(program):
 
 
 @pytest.mark.parametrize(("shape", "expected"), [([2], 1024), ([512, 512, 4], 8), ([4096, 4096, 1], 1)])
-def test_examples_are_computed_as_many_at_once_as_8_mib_hold(program, shape, expected):
-    program(inputs=[("pixels", shape, "uint8")])
-    assert _predict.load(Path(_predict.__file__).parent).part_size == expected
+def test_examples_are_computed_as_many_at_once_as_8_mib_hold(shape, expected):
+    assert rows.part_size({"pixels": (tuple(shape), "uint8")}) == expected
 
 
 def test_a_reader_that_wants_no_more_ends_it_quietly(program):

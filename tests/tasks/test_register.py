@@ -109,7 +109,8 @@ def test_the_version_predicts_raw_pixels(store: Path, monkeypatch: pytest.Monkey
 
     folder = logged_folder(result.model_uri)
     required = (folder / "requirements.txt").read_text().split()
-    assert {line.partition("==")[0] for line in required} == {"mlflow", "keras", "numpy", "pillow", "tensorflow"}
+    names = {line.partition("==")[0] for line in required}
+    assert names == {"mlflow", "keras", "numpy", "pandas", "pillow", "tensorflow"}
     assert f"keras=={keras.__version__}" in required
     assert model.metadata.model_size_bytes > (folder / "data" / "model.keras").stat().st_size
 

@@ -15,8 +15,8 @@ from sklearn.preprocessing import QuantileTransformer
 
 from tasks import config
 from tasks import prepare as stage
-from tasks.data import dataset_folder, encoding, prepared_data
-from tasks.data.encoding import Encoder
+from tasks.data import dataset_folder, prepared_data
+from tasks.data.encoding import Encoder, cells
 from tasks.data.kinds import table
 from tasks.evaluation import slices
 from tasks.system.errors import UserError
@@ -214,7 +214,7 @@ def test_a_datetime_that_pandas_does_not_read_is_read_as_it_is_served(source):
     frame = pd.DataFrame({"when": [*times, "2024-03-20T02:00:00+03:00"], "x": range(20), "y": ["a", "b"] * 10})
     prepared = prepare(write(frame, source / "own.csv"), target="y", columns={"x": "number"})
     found = np.concatenate([array(prepared, "number", split) for split in prepared.splits])
-    whole = np.concatenate([[encoding.days([text], "") for text in frame["when"]], np.arange(20)[:, np.newaxis]], 1)
+    whole = np.concatenate([[cells.days([text], "") for text in frame["when"]], np.arange(20)[:, np.newaxis]], 1)
     np.testing.assert_array_equal(found[np.argsort(found[:, -1])][:, [0, -1]], whole.astype(np.float32))
 
 

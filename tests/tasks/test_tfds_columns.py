@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tasks import config
-from tasks.data import builders, dataset_folder, encoding, prepared_data
-from tasks.data.encoding import Encoder
+from tasks.data import builders, dataset_folder, prepared_data
+from tasks.data.encoding import Encoder, cells
 from tasks.download import download
 from tasks.input import sources
 from tasks.operations import dvc_data
@@ -388,11 +388,11 @@ def test_a_number_that_is_a_category_is_spelled_as_a_person_writes_it(add):
     made = add("Doses", columns={"dose": "category"})
     assert sorted(vocabulary(made)[0]) == ["0.1", "0.25"]
     (column,) = columns_of(made, "category")
-    encoder = encoding.Encoder(
+    encoder = Encoder(
         prepared_data.encoder_config(made)["features"], prepared_data.encoder_config(made)["vocabularies"]
     )
     places = encoder.encode({column: [0.1, 0.25], "age": [1.0, 1.0]})["category"][:, 0]
-    assert (places >= encoding.FIRST).all()
+    assert (places >= cells.FIRST).all()
 
 
 def test_a_split_of_which_no_example_is_left_is_refused(add):

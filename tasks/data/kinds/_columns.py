@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 
 from tasks import config
-from tasks.data import encoding
-from tasks.data.encoding import Repeated, Values
+from tasks.data.encoding import cells
+from tasks.data.encoding.cells import Repeated, Values
 from tasks.data.kinds import most_frequent, text_length
 from tasks.records import Column, Feature
 from tasks.system.errors import UserError
@@ -33,7 +33,7 @@ class Statistics:
     not_missing: Collection[str] = ()
     sums: list[float] = field(default_factory=list)
     count: int = 0
-    numbers: list[encoding.Numbers] = field(default_factory=list)
+    numbers: list[cells.Numbers] = field(default_factory=list)
     """All of them, where their quantiles are wanted."""
     texts: Counter[str] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)
@@ -50,9 +50,9 @@ class Statistics:
         """
         if self.kind in ("number", "datetime"):
             if self.kind == "datetime":
-                found = encoding.days(values, self.name, self.described.format)
+                found = cells.days(values, self.name, self.described.format)
             else:
-                found = encoding.numbers(values, self.name, self.decimal)
+                found = cells.numbers(values, self.name, self.decimal)
             found = found[~np.isnan(found)]
             self.count += len(found)
             self.sums.append(float(found.sum()))
@@ -60,15 +60,15 @@ class Statistics:
                 self.numbers.append(found)
         elif self.kind == "category":
             if not isinstance(values, Repeated):
-                rows = encoding.rows_of(values)
+                rows = cells.rows_of(values)
                 values = Repeated(rows, np.arange(len(rows)))
             counts = np.bincount(values.rows, minlength=len(values.values)).tolist()
-            missing = encoding.is_missing(values.values, self.not_missing).tolist()
+            missing = cells.is_missing(values.values, self.not_missing).tolist()
             for value, count, absent in zip(values.values, counts, missing, strict=True):
                 if count and not absent:
-                    self.texts[encoding.spelled(value)] += count
+                    self.texts[cells.spelled(value)] += count
         else:
-            words, lengths = encoding.words_of(encoding.rows_of(values))
+            words, lengths = cells.words_of(cells.rows_of(values))
             self.texts.update(words)
             self.lengths.update(lengths.tolist())
 
@@ -78,7 +78,7 @@ class Statistics:
         Raises:
             UserError: it has no value; ``where`` says of which data.
         """
-        width = encoding.DATETIME_WIDTH if self.kind == "datetime" else 1
+        width = cells.DATETIME_WIDTH if self.kind == "datetime" else 1
         if self.kind != "text" and not self.count and not self.texts:
             raise UserError(
                 f"dataset.columns.{self.name} = {self.kind}: no row of the training split has a value. Give the column "
@@ -150,7 +150,7 @@ class Fitted:
                 shape=(len(categories),),
                 dtype="int32",
                 columns=tuple(own.column(where) for own in categories),
-                vocabulary_sizes=tuple(len(texts) + encoding.FIRST for texts in vocabularies["category"]),
+                vocabulary_sizes=tuple(len(texts) + cells.FIRST for texts in vocabularies["category"]),
             )
         for own in columns:
             if own.kind == "text":
@@ -166,7 +166,7 @@ class Fitted:
                     shape=(length or text_length(own.lengths),),
                     dtype="int32",
                     columns=(own.column(where),),
-                    vocabulary_sizes=(len(vocabularies[name][0]) + encoding.FIRST,),
+                    vocabulary_sizes=(len(vocabularies[name][0]) + cells.FIRST,),
                 )
         for column, shape in shapes.items():
             features[feature_name(column, features)] = Feature(

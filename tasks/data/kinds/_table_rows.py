@@ -14,8 +14,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from tasks import config
-from tasks.data import encoding
-from tasks.data.encoding import BadValue, Repeated, Values
+from tasks.data.encoding import cells
+from tasks.data.encoding.cells import BadValue, Repeated, Values
+from tasks.data.encoding.pictures import inside
 from tasks.data.kinds._columns import sort_classes
 from tasks.data.kinds.image_folder import Header, common_size, decode_rest, read_header
 from tasks.data.table_columns import top_of
@@ -80,8 +81,8 @@ class ScannedTable:
         """Return which rows have no value in a column, bool (n,), by what the column is read as."""
         is_datetime = name in self.kinds and self.kinds[name].kind == "datetime"
         if (self._wanted[name] == "number" or is_datetime) and isinstance(values, list):
-            return np.array([encoding.is_no_number(value) for value in values], bool)
-        return encoding.is_missing(values, self.dataset.not_missing)
+            return np.array([cells.is_no_number(value) for value in values], bool)
+        return cells.is_missing(values, self.dataset.not_missing)
 
     def _missing(self, name: str, parts: Sequence[Values]) -> Mask:
         return np.concatenate([self.is_missing(name, part) for part in parts])
@@ -124,14 +125,14 @@ class ScannedTable:
             f"the column another kind: dataset.columns.{bad.column} = category, text or ignore"
         )
 
-    def _numbers(self, column: str, parts: Sequence[Values]) -> encoding.Numbers:
+    def _numbers(self, column: str, parts: Sequence[Values]) -> cells.Numbers:
         found, first = [], 0
         for part in parts:
             try:
-                found.append(encoding.numbers(part, column, self.dataset.decimal or "."))
+                found.append(cells.numbers(part, column, self.dataset.decimal or "."))
             except BadValue as bad:
                 raise self.refused(bad, first + bad.row) from None
-            first += encoding.num_rows(part)
+            first += cells.num_rows(part)
         return np.concatenate(found)
 
     def _read_metadata(self, column: str, kind: str, parts: Sequence[Values]) -> npt.NDArray[Any]:
@@ -142,9 +143,9 @@ class ScannedTable:
         for part in parts:
             try:
                 found.append(
-                    encoding.days(part, column)
+                    cells.days(part, column)
                     if kind == "datetime"
-                    else encoding.numbers(part, column, self.dataset.decimal or ".")
+                    else cells.numbers(part, column, self.dataset.decimal or ".")
                 )
             except BadValue as bad:
                 raise UserError(
@@ -152,7 +153,7 @@ class ScannedTable:
                     f"the header, {cut(repr(bad.value), 80)}, which {bad.reason}. Mend it, or say "
                     f"dataset.metadata.{column} = category (dataset.source = '{self.dataset.source}')"
                 ) from None
-            first += encoding.num_rows(part)
+            first += cells.num_rows(part)
         return np.concatenate(found)
 
     def _use_missing(self, strict: Mapping[str, Mask]) -> None:
@@ -206,7 +207,7 @@ class ScannedTable:
         if not text:
             return None
         try:
-            path = encoding.inside(self.folder, text)
+            path = inside(self.folder, text)
         except ValueError as error:
             broken[text] = str(error)
             return None
@@ -242,7 +243,7 @@ class ScannedTable:
         missing = self._missing(name, parts)
         if not missing.any():
             return
-        texts = {text for part in parts for text in set(_texts_in(part)) & encoding.MISSING_TEXTS if text}
+        texts = {text for part in parts for text in set(_texts_in(part)) & cells.MISSING_TEXTS if text}
         keep = ", ".join(f"'{text}'" for text in sorted(texts))
         hint = f' ({keep} is read as missing; --set "dataset.not_missing=[{keep}]" keeps it as a value)' if keep else ""
         count, rows = int(missing.sum()), listed([str(row + 1) for row in np.flatnonzero(missing).tolist()])
@@ -266,11 +267,9 @@ class ScannedTable:
         places: dict[str, int] = {}
         found = []
         for part in parts:
-            values = part if isinstance(part, Repeated) else Repeated(encoding.rows_of(part), np.arange(len(part)))
-            missing = encoding.is_missing(values.values, self.dataset.not_missing).tolist()
-            texts = [
-                "" if absent else encoding.spelled(one) for one, absent in zip(values.values, missing, strict=True)
-            ]
+            values = part if isinstance(part, Repeated) else Repeated(cells.rows_of(part), np.arange(len(part)))
+            missing = cells.is_missing(values.values, self.dataset.not_missing).tolist()
+            texts = ["" if absent else cells.spelled(one) for one, absent in zip(values.values, missing, strict=True)]
             own = np.array([places.setdefault(text, len(places)) for text in texts], np.int64)
             found.append(own[values.rows])
         return list(places), np.concatenate(found)
@@ -329,18 +328,18 @@ class ScannedTable:
 
 def num_rows_of(chunk: Mapping[str, Values]) -> int:
     """Return how many rows some columns have."""
-    return encoding.num_rows(next(iter(chunk.values())))
+    return cells.num_rows(next(iter(chunk.values())))
 
 
 def _labels_of(text: str, separator: str) -> list[str]:
     """Return the labels in a text: what stands between separators, or the elements of a list of Python or JSON."""
-    if encoding.LIST.fullmatch(text):
+    if cells.LIST.fullmatch(text):
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            return [encoding.spelled(label) for label in ast.literal_eval(text.strip())]
+            return [cells.spelled(label) for label in ast.literal_eval(text.strip())]
         text = text.strip()[1:-1]
     return [label for one in text.split(separator) if (label := one.strip().strip("'\""))]
 
 
 def _texts_in(values: Values) -> list[str]:
-    rows = values.values if isinstance(values, Repeated) else encoding.rows_of(values)
+    rows = values.values if isinstance(values, Repeated) else cells.rows_of(values)
     return [value.strip() for value in rows if isinstance(value, str)]

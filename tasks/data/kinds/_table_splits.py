@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.data import encoding
-from tasks.data.encoding import BadValue
+from tasks.data.encoding import cells
+from tasks.data.encoding.cells import BadValue
 from tasks.data.kinds import SPLITS, split_rows
 from tasks.data.kinds._table_rows import Rows, ScannedTable
 from tasks.system.errors import UserError, cut, one_of
@@ -114,24 +114,24 @@ def _by_time(table: ScannedTable, rows: Rows, column: str, wanted: dict[str, int
     return parts
 
 
-def _times(table: ScannedTable, name: str) -> encoding.Numbers:
+def _times(table: ScannedTable, name: str) -> cells.Numbers:
     """Return what rows are ordered by: numbers, or days since 1970."""
     parts, found, first = table.parts[name], [], 0
     try:
         decimal = table.dataset.decimal or "."
-        return np.concatenate([encoding.numbers(part, name, decimal) for part in parts])
+        return np.concatenate([cells.numbers(part, name, decimal) for part in parts])
     except BadValue:
         pass
     column = (table.dataset.columns or {}).get(name)
     form = column.format if column else None
     for part in parts:
         try:
-            found.append(encoding.days(part, name, form))
+            found.append(cells.days(part, name, form))
         except BadValue as bad:
             raise table.refuse(
                 "time", f"row {first + bad.row + 1} has {cut(repr(bad.value), 80)}, which {bad.reason}"
             ) from None
-        first += encoding.num_rows(part)
+        first += cells.num_rows(part)
     return np.concatenate(found)
 
 

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tasks import config
-from tasks.data import builders, encoding
-from tasks.data.encoding import BadValue, Repeated, Values
+from tasks.data import builders
+from tasks.data.encoding import Encoder, cells
+from tasks.data.encoding.cells import BadValue, Repeated, Values
 from tasks.data.kinds import Block
 from tasks.data.kinds._columns import Fitted, Statistics, sort_classes
 from tasks.data.table_columns import LOOKED_AT, kind_of_texts, lines_of_kinds
@@ -66,7 +67,7 @@ class Columns:
         dumped = {name: one.model_dump() for name, one in features.items()}
         left: Counter[str] = Counter()
         with ThreadPoolExecutor(machine.usable_cores()) as pictures:
-            encoder = encoding.Encoder(dumped, self.fitted.vocabularies, workers=pictures.map)
+            encoder = Encoder(dumped, self.fitted.vocabularies, workers=pictures.map)
             for split in self._splits:
                 for first, own, found in self._batches(split, list(self._kinds), size, with_labels=True):
                     values = {name: self._values(name, found) for name in self._kinds}
@@ -87,19 +88,19 @@ class Columns:
 
     def _block(
         self,
-        encoder: encoding.Encoder,
+        encoder: Encoder,
         begins: tuple[str, int],
         part: str,
         rows: npt.NDArray[np.int64],
         values: Mapping[str, Values],
         labels: npt.NDArray[Any],
     ) -> Block:
-        some = {name: encoding.take(own, rows) for name, own in values.items()}
+        some = {name: cells.take(own, rows) for name, own in values.items()}
         try:
             encoded = encoder.encode(some)
         except BadValue as bad:
             raise self._refused(bad, begins[0], begins[1] + int(rows[bad.row])) from None
-        missing = {name: int(encoding.is_missing(own).sum()) for name, own in some.items()}
+        missing = {name: int(cells.is_missing(own).sum()) for name, own in some.items()}
         return Block(part, encoded, labels[rows], missing=missing)
 
     def _read_names(self) -> tuple[dict[str, _ColumnPlace], dict[str, str]]:
@@ -169,7 +170,7 @@ class Columns:
             for _, own, batch in self._batches("train", names, ROWS_AT_ONCE):
                 rows = np.flatnonzero(~own)
                 for name, values in found.items():
-                    values += encoding.rows_of(encoding.take(self._values(name, batch), rows))
+                    values += cells.rows_of(cells.take(self._values(name, batch), rows))
                 if len(found[names[0]]) >= LOOKED_AT:
                     break
         return found
@@ -184,7 +185,7 @@ class Columns:
                 rows = np.flatnonzero(~own & labelled & self._usable("train", first, values))
                 for name, statistics in columns.items():
                     try:
-                        statistics.add(encoding.take(values[name], rows))
+                        statistics.add(cells.take(values[name], rows))
                     except BadValue as bad:
                         raise self._refused(bad, "train", first + int(rows[bad.row])) from None
         where = f"data/{self._dataset.name}/params.yaml"
@@ -232,12 +233,12 @@ class Columns:
         Raises:
             UserError: one does, and is not to be left out.
         """
-        usable = np.ones(encoding.num_rows(next(iter(values.values()))), bool)
+        usable = np.ones(cells.num_rows(next(iter(values.values()))), bool)
         for name, own in values.items():
             how = self._kinds[name].missing
             if how == "fill":
                 continue
-            missing = encoding.is_missing(own)
+            missing = cells.is_missing(own)
             if how == "stop" and missing.any():
                 raise UserError(
                     f"dataset.columns.{name}.missing = 'stop': example {first + int(missing.argmax())} of the split "

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.data.encoding import spelled
+from tasks.data.encoding.cells import spelled
 from tasks.data.kinds import Block, Examples, Metadata, split_rows
 from tasks.data.source_files import is_by_product
 from tasks.records import Feature, HeldOut, Target

@@ -20,7 +20,7 @@ from PIL import Image, UnidentifiedImageError
 
 from tasks import config
 from tasks.data import source_files
-from tasks.data.encoding import FORMATS, ORIENTATION, decode_picture, open_picture
+from tasks.data.encoding.pictures import FORMATS, ORIENTATION, decode_picture, open_picture
 from tasks.data.kinds import SPLITS, Block, Examples, Metadata, split_rows
 from tasks.records import Feature, HeldOut, Target
 from tasks.system import background, machine

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.data import encoding
-from tasks.data.encoding import BadValue, Encoder, Values
+from tasks.data.encoding import Encoder, cells
+from tasks.data.encoding.cells import BadValue, Values
 from tasks.data.kinds import Block, Examples, Metadata
 from tasks.data.kinds._columns import Fitted, Statistics
 from tasks.data.kinds._table_rows import Rows, ScannedTable, num_rows_of
@@ -61,9 +61,9 @@ def _refuse_labels_in_one_text(dataset: config.Table, file: TableFile) -> None:
     (target,) = dataset.target
     texts: set[str] = set()
     for chunk in file.first({target: "repeated"}, LOOKED_AT):
-        values = list(encoding.rows_of(chunk[target]))
-        missing = encoding.is_missing(values, dataset.not_missing).tolist()
-        texts |= {encoding.spelled(value) for value, absent in zip(values, missing, strict=True) if not absent}
+        values = list(cells.rows_of(chunk[target]))
+        missing = cells.is_missing(values, dataset.not_missing).tolist()
+        texts |= {cells.spelled(value) for value, absent in zip(values, missing, strict=True) if not absent}
     for mark in (";", "|", ","):
         several = {text for text in texts if mark in text}
         labels = {part.strip() for text in several for part in text.split(mark)}
@@ -116,7 +116,7 @@ def _metadata(table: ScannedTable, splits: npt.NDArray[np.int8], split: str) -> 
     found = {}
     for name, values in table.metadata.items():
         some = values[own].tolist()
-        missing = encoding.is_missing(some, table.dataset.not_missing).tolist()
+        missing = cells.is_missing(some, table.dataset.not_missing).tolist()
         given = [None if absent else value for value, absent in zip(some, missing, strict=True)]
         found[name] = Metadata(table.dataset.metadata[name], given)
     return found
@@ -131,7 +131,7 @@ def _fit(table: ScannedTable, splits: npt.NDArray[np.int8]) -> Fitted:
         rows = np.flatnonzero(splits[first : first + num_rows_of(chunk)] == 0)
         for name, statistics in columns.items():
             try:
-                statistics.add(encoding.take(chunk[name], rows))
+                statistics.add(cells.take(chunk[name], rows))
             except BadValue as bad:
                 raise table.refused(bad, first + int(rows[bad.row])) from None
     where = f"dataset.source = '{dataset.source}'"
@@ -152,7 +152,7 @@ def _blocks(
                 rows = np.flatnonzero(of_row == number)
                 for place in range(0, len(rows), rows_a_block):
                     some = rows[place : place + rows_a_block]
-                    yield name, first + some, {column: encoding.take(values, some) for column, values in chunk.items()}
+                    yield name, first + some, {column: cells.take(values, some) for column, values in chunk.items()}
 
     # Where there are images, their own threads have enough to do.
     threads = 1 if any(one.kind == "image" for one in features) else min(machine.usable_cores(), AHEAD)
@@ -209,7 +209,7 @@ class _RowEncoder(Encoder):
         whole = np.ones(num_rows_of(table), bool)
         if self.broken:
             for column in self._image_columns:
-                whole &= [(column, str(value)) not in self.broken for value in encoding.rows_of(table[column])]
+                whole &= [(column, str(value)) not in self.broken for value in cells.rows_of(table[column])]
         rows = np.flatnonzero(whole)
         return encoded if whole.all() else {name: one[rows] for name, one in encoded.items()}, rows
 

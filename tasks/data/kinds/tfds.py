@@ -13,7 +13,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tasks import config, records
-from tasks.data import builders, encoding
+from tasks.data import builders
+from tasks.data.encoding import Encoder, cells
 from tasks.data.kinds import Block, Examples, most_frequent, text_length
 from tasks.data.kinds._tfds_columns import (
     CHUNK_BYTES,
@@ -159,7 +160,7 @@ def _fitted(
     is_class = builders.supervised(builder).kinds[1] == "class"
     for row, (text, label) in enumerate(builders.rows(builder, "train") if "train" in builder.info.splits else ()):
         if not (held[row] or (is_class and label < 0)):
-            found, _ = encoding.words_of([text.decode("utf-8", "replace")])
+            found, _ = cells.words_of([text.decode("utf-8", "replace")])
             words.update(found)
             lengths[len(found)] += 1
     vocabulary = most_frequent(words, MAX_VOCABULARY)
@@ -170,7 +171,7 @@ def _fitted(
         shape=(text_length(lengths),),
         dtype="int32",
         columns=(Column(name=key, kind="text"),),
-        vocabulary_sizes=(len(vocabulary) + encoding.FIRST,),
+        vocabulary_sizes=(len(vocabulary) + cells.FIRST,),
     )
     return {"text": feature}, {"text": [vocabulary]}
 
@@ -186,7 +187,7 @@ def _row_blocks(
     features, vocabularies, target = fitted
     held = held_out_rows(builder, split, held_out)
     ((name, feature),) = features.items()
-    encoder = encoding.Encoder({name: feature.model_dump()}, vocabularies)
+    encoder = Encoder({name: feature.model_dump()}, vocabularies)
     rows = builders.rows(builder, split)
     first = 0
     while some := list(itertools.islice(rows, ROWS_AT_ONCE)):

@@ -8,7 +8,6 @@ split.
 import importlib
 import importlib.util
 import inspect
-import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -71,14 +70,12 @@ def _remedy(name: str) -> str:
     return f"`pip install {shlex.join(wanted)}`"
 
 
-def program(format: Format) -> str:
-    """Return the text of predict.py of an exported folder: _predict.py, with the lines of what it imports from this
-    project in place of these imports. ``load_model`` is the format's own."""
+def program(format: Format, package: str) -> str:
+    """Return the text of predict.py of an exported folder: _predict.py with the format's ``load_model``, and with the
+    copy of tasks.data.encoding that lies beside it."""
     text = Path(__file__).with_name("_predict.py").read_text(encoding="utf-8")
-    imports = re.findall(r"^from (tasks\.\S+) import (.+)\n", text, re.MULTILINE)
-    functions = {
-        name: getattr(importlib.import_module(module), name) for module, names in imports for name in names.split(", ")
-    }
-    lines = [inspect.getsource(one).rstrip() for one in (functions | {"load_model": format.load}).values()]
-    before, after = text.split("".join(f"from {module} import {names}\n" for module, names in imports) + "\n")
-    return "\n\n\n".join([before.rstrip(), *lines, after.lstrip()])
+    own, other = "from tasks.data.encoding", "from tasks.serving.formats.keras import load_model\n"
+    # Python looks beside a file by itself only where that file is the program.
+    text = text.replace(own, f"sys.path.insert(0, str(Path(__file__).parent))\n{own}", 1)
+    text = text.replace(other, f"del sys.path[0]\n\n\n{inspect.getsource(format.load)}\n")
+    return text.replace(own, f"from {package}")

@@ -14,9 +14,7 @@ import functools
 import io
 import itertools
 import json
-import math
 import os
-import runpy
 import sys
 import warnings
 import zipfile
@@ -27,12 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from tasks.evaluation.predictions import probabilities
+from tasks.data.encoding import Encoder, WholeEncoder, rows
 from tasks.serving.formats.keras import load_model
-from tasks.serving.rows import answers, csv_rows, encoding_of, json_rows
 
-PART_BYTES, MAX_PART = 8 * 2**20, 1024
-"""Examples that fit into these bytes are computed at once, at most ``MAX_PART``."""
 JSON, TABLES, ARRAYS = (".jsonl", ".ndjson"), (".csv", ".tsv"), (".npy", ".npz")
 Example = tuple[str, int | None, Any]
 """Its file, its row there, and its values by name; a text says why there are none."""
@@ -53,9 +48,8 @@ class Predictor:
             self.features = known["features"]
             columns = itertools.chain(*(feature["columns"] for feature in self.features.values()))
             self.kinds = {column["name"]: column["kind"] for column in columns}
-            encoding = runpy.run_path(str(folder / "encoding.py"))
-            self.encoder, self.file_encoder = encoding["Encoder"](**known), encoding["Encoder"](**known)
-            self.row_encoder = encoding["WholeEncoder"](**known)
+            self.encoder, self.file_encoder = Encoder(**known), Encoder(**known)
+            self.row_encoder = WholeEncoder(**known)
             self.file_encoder.formats = self.row_encoder.formats
 
     @functools.cached_property
@@ -65,12 +59,6 @@ class Predictor:
             return {name: (tuple(one["shape"]), np.dtype(one["dtype"])) for name, one in self.features.items()}
         inputs = json.loads((self.folder / "export.json").read_text("utf-8"))["inputs"]
         return {one["name"]: (tuple(one["shape"][1:]), np.dtype(one["dtype"])) for one in inputs}
-
-    @property
-    def part_size(self) -> int:
-        """Examples that are computed at once."""
-        size = sum(math.prod(one or 1 for one in shape) * dtype.itemsize for shape, dtype in self.takes.values())
-        return min(MAX_PART, max(1, PART_BYTES // max(1, size)))
 
     def __call__(self, given: Any) -> Any:
         """Return the probability of each class or label, or the numbers: float64 (n, len(names)).
@@ -104,27 +92,24 @@ class Predictor:
 
     def probabilities(self, arrays: Any) -> Any:
         """Return probabilities, or a regression's numbers, of arrays as they were prepared."""
-        return probabilities(self.task, self.compute(arrays))
+        return rows.probabilities(self.task, self.compute(arrays))
 
     def lines(self, part: Sequence[Example], folder: Path | None) -> Iterator[dict[str, Any]]:
         """Yield the answer for each example. Paths in tables begin at the folder, which is None for arrays."""
-        errors = {place: values for place, (*_, values) in enumerate(part) if isinstance(values, str)}
-        whole = [place for place in range(len(part)) if place not in errors]
+        errors = [values if isinstance(values, str) else None for *_, values in part]
+        whole = [place for place, error in enumerate(errors) if error is None]
         if folder is None:
             arrays = {name: np.stack([values[name] for *_, values in part]) for name in part[0][2]}
         else:
             columns = {name: [part[place][2].get(name) for place in whole] for name in self.kinds}
             arrays, broken = self.row_encoder.encode_whole(columns, folder)
-            errors |= {whole[place]: why for place, why in broken.items()}
-            whole = [place for place in whole if place not in errors]
+            for place, why in broken.items():
+                errors[whole[place]] = why
         one_or_all = arrays if len(arrays) > 1 else next(iter(arrays.values()))
-        found = self.probabilities(one_or_all) if whole else np.zeros((0, len(self.names)))
-        columns = answers(self.task, self.names, found)
-        said = dict(zip(whole, zip(*columns.values(), strict=True), strict=True))
-        errors |= {whole[row]: "the model gives no number for it" for row in np.flatnonzero(~np.isfinite(found).all(1))}
-        for place, (source, row, _) in enumerate(part):
-            values = [None] * len(columns) if place in errors else said[place]
-            yield {"source": source, "row": row, **dict(zip(columns, values, strict=True)), "error": errors.get(place)}
+        outputs = np.asarray(self.compute(one_or_all)) if None in errors else np.zeros((0, len(self.names)))
+        columns = rows.answered(errors, outputs, functools.partial(rows.answers, self.task, self.names))
+        for (source, row, _), values in zip(part, zip(*columns.values(), strict=True), strict=True):
+            yield {"source": source, "row": row, **dict(zip(columns, values, strict=True))}
 
 
 def load(folder: str | os.PathLike[str]) -> Predictor:
@@ -154,24 +139,13 @@ def _arrays(name: str, takes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]) 
     if name == "-":
         raise ValueError(f"'-': the model takes arrays, {wanted}, which cannot come by standard input: name a file")
     try:
-        arrays = _load_arrays(name, list(takes))
+        arrays = rows.as_taken(takes, _load_arrays(name, list(takes)), "the model")
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"'{name}' cannot be read as arrays (.npy; .npz with {wanted}): {error}") from None
-    for one, (shape, dtype) in takes.items():
-        array = arrays.get(one)
-        if array is None or array.ndim == 0 or array.shape[1:] != shape:
-            given = None if array is None else array.shape[1:]
-            raise ValueError(f"'{name}': the model takes '{one}' of shape {shape} for an example, there: {given}")
-        fits = array.dtype.kind in ("iu" if dtype.kind in "iu" else "iuf")
-        if fits and dtype.kind in "iu" and array.size:  # Numbers beyond would become others.
-            fits = np.iinfo(dtype).min <= int(array.min()) and int(array.max()) <= np.iinfo(dtype).max
-        if not fits:
-            numbers = "of other numbers than that holds" if array.dtype.kind in "iu" else "of another kind"
-            raise ValueError(f"'{name}': the model takes '{one}' as {dtype}, there: {array.dtype}, {numbers}")
     if len(lengths := {len(array) for array in arrays.values()}) > 1:
         raise ValueError(f"'{name}': its arrays have different lengths: {', '.join(map(str, sorted(lengths)))}")
     for row, values in enumerate(zip(*arrays.values(), strict=True), 1):
-        yield name, row, {one: value.astype(takes[one][1]) for one, value in zip(arrays, values, strict=True)}
+        yield name, row, dict(zip(arrays, values, strict=True))
 
 
 def _load_arrays(name: str, wanted: Sequence[str]) -> dict[str, Any]:
@@ -189,29 +163,21 @@ def _load_arrays(name: str, wanted: Sequence[str]) -> dict[str, Any]:
 
 
 def _rows(name: str, model: Predictor) -> Iterator[Example]:
-    kinds = model.kinds
-
-    def check(there: list[str]) -> None:
-        if absent := [one for one in kinds if one not in there]:
-            found = ", ".join(map(repr, there))[:1000] or "nothing"
-            raise ValueError(f"'{name}' has not {', '.join(map(repr, absent))}, which the model takes. There: {found}")
-        if twice := [one for one in kinds if there.count(one) > 1]:
-            raise ValueError(f"'{name}' has the column {', '.join(map(repr, twice))} more than once: leave one")
-
-    are_texts = list(kinds.values()) == ["text"] and not name.lower().endswith(TABLES)
+    kinds = list(model.kinds)
+    are_texts = list(model.kinds.values()) == ["text"] and not name.lower().endswith(TABLES)
     with open(0 if name == "-" else name, "rb") as content:
-        file = io.TextIOWrapper(content, encoding_of(content.peek(2), "utf-8-sig"), newline="")
+        file = io.TextIOWrapper(content, rows.encoding_of(content.peek(2), "utf-8-sig"), newline="")
         try:
             first = file.readline()
             lines = itertools.chain([first] if first else [], file)
-            rows: Iterable[Any]
+            examples: Iterable[Any]
             if name.lower().endswith(JSON) or (name == "-" and first.lstrip().startswith("{")):
-                rows = json_rows(lines, list(kinds), check, model.part_size)
+                examples = rows.json_rows(name, lines, kinds, rows.part_size(model.takes))
             elif are_texts:
-                rows = ({next(iter(kinds)): line.rstrip("\r\n")} for line in lines)
+                examples = ({kinds[0]: line.rstrip("\r\n")} for line in lines)
             else:
-                rows = csv_rows(lines, list(kinds), check)
-            for row, values in enumerate(rows, 1):
+                examples = rows.csv_rows(name, lines, kinds)
+            for row, values in enumerate(examples, 1):
                 yield name, row, values
         except (UnicodeDecodeError, csv.Error) as error:  # csv.Error: of the header; of a row it is that row's error.
             raise ValueError(f"'{name}' cannot be read as lines of UTF-8 ({error})") from None
@@ -228,7 +194,7 @@ def main(inputs: Sequence[str]) -> int:
     try:
         model = load(Path(__file__).parent)
         for examples, folder in _sources(inputs, model):
-            while part := list(itertools.islice(examples, model.part_size)):
+            while part := list(itertools.islice(examples, rows.part_size(model.takes))):
                 for line in model.lines(part, folder):
                     failed |= line["error"] is not None
                     print(json.dumps(line), flush=True)

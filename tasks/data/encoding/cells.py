@@ -1,0 +1,335 @@
+"""Values of a table's columns as numbers, days, places in a vocabulary, and words."""
+
+import re
+import unicodedata
+from collections.abc import Collection, Mapping, Sequence
+from datetime import date
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+MISSING_TEXTS = frozenset(
+    ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
+     "NULL", "NaN", "None", "n/a", "nan", "null")
+)  # fmt: skip
+"""What pandas reads as a missing value, too."""
+MISSING, UNKNOWN, FIRST = 0, 1, 2
+"""Places: of a missing value and of padding, of one that the vocabulary does not have, of the vocabulary's first."""
+DATETIME_WIDTH = 7
+"""Days since 1970, then sine and cosine of the time of the year, of the week and of the day."""
+LARGEST = float(np.finfo(np.float32).max)
+BETWEEN = "\0"
+"""Stands between texts; it is a word by itself, and no text keeps it."""
+UNSPACED = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Burmese, Khmer.
+    r"\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # Japanese.
+    r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese, and the signs that Japanese shares.
+)
+"""What is written without spaces: each character is a word."""
+SIGNS = re.compile(rf"[^\w\s\0]|[{UNSPACED}]")
+MICROSECONDS_A_DAY = 86_400_000_000
+
+WHOLE_NUMBER = re.compile(r"([+-]?\d+)\.0+")
+NO_NUMBER = frozenset(
+    ("-", "--", "\u2013", "\u2014", "?", ".", "n.a.", "n.a", "N.A.", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!",
+     "#NULL!")
+)  # fmt: skip
+"""What stands in a column of numbers where there is none, beside ``MISSING_TEXTS``."""
+CURRENCY = (
+    r"(?:(?:US|CA|AU|NZ|HK|A|C|R)?\$|[\u00a2-\u00a5\u0e3f\u20a0-\u20bf]|Rs\.?|Fr\.|kr\.?|z\u0142|K\u010d"
+    r"|USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD|SEK|NOK|DKK|PLN|CZK|BRL)"
+)
+_NUMBER = r"""
+    (?P<open>\()? \s* (?P<sign>[+\-\u2212])? \s* (?P<before>CURRENCY)? \s* (?P<inner>[+\-\u2212])? \s*
+    (?: (?P<whole> [1-9]\d{0,2} (?P<between>[GROUP'\u2019\u00a0\u202f\u2009\x20])\d{3} (?:(?P=between)\d{3})*
+                   | [1-9]\d? (?:[GROUP]\d{2})+ [GROUP]\d{3} | \d+ )
+        (?:DECIMAL (?P<fraction>\d*))? | DECIMAL (?P<only>\d+) )
+    (?P<power>[eE][+-]?\d+)? \s* (?P<after>%|CURRENCY)? \s* (?P<trailing>-)? \s* (?P<close>\))?
+"""
+WRITTEN = {
+    decimal: re.compile(
+        _NUMBER.replace("CURRENCY", CURRENCY).replace("GROUP", group).replace("DECIMAL", f"\\{decimal}"), re.VERBOSE
+    )
+    for decimal, group in ((".", ","), (",", "."))
+}
+"""A number as a person writes it, by what stands before its fraction: ``$1,200.00``, ``12 345``, ``45 %``, ``(3)``."""
+
+LIST = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
+"""A list of Python or JSON, as a text."""
+
+Numbers: TypeAlias = npt.NDArray[np.float64]
+
+
+class BadValue(ValueError):
+    """A value that a column cannot hold."""
+
+    def __init__(self, column: str, row: int, value: object, reason: str) -> None:
+        value = value.item() if isinstance(value, np.generic) else value
+        self.column, self.row, self.value, self.reason = column, row, value, reason
+        shown = " ".join(repr(value).split())
+        self.shown = shown if len(shown) <= 80 else f"{shown[:60]}...{shown[-17:]}"
+        super().__init__(f"column '{column}', row {row}: {self.shown} {reason}")
+
+
+class Repeated(NamedTuple):
+    """Values of which each may stand in many rows."""
+
+    values: Sequence[Any]
+    rows: npt.NDArray[np.int64]
+    """The place of each row's value in ``values``, int64 (n,)."""
+
+
+Values: TypeAlias = Sequence[Any] | npt.NDArray[Any] | Repeated
+
+
+def num_rows(values: Values) -> int:
+    """Return how many rows there are."""
+    return len(values.rows if isinstance(values, Repeated) else values)
+
+
+def rows_of(values: Values) -> Sequence[Any]:
+    """Return the value of each row, of Python's own types."""
+    if isinstance(values, Repeated):
+        return [values.values[row] for row in values.rows.tolist()]
+    if isinstance(values, np.ndarray):
+        return values.tolist() if values.ndim == 1 and values.dtype.kind != "M" else list(values)
+    return values
+
+
+def take(values: Values, rows: npt.NDArray[np.int64]) -> Values:
+    """Return some rows, int64 (n,)."""
+    if isinstance(values, Repeated):
+        return Repeated(values.values, values.rows[rows])
+    if isinstance(values, np.ndarray):
+        return values[rows]
+    return [values[row] for row in rows.tolist()]
+
+
+def is_missing(values: Values, not_missing: Collection[str] = ()) -> npt.NDArray[np.bool_]:
+    """Return which rows have no value, bool (n,): None, NaN, NaT, or a text that pandas takes for one.
+
+    Args:
+        values: of a column.
+        not_missing: texts that are values all the same.
+    """
+    if isinstance(values, Repeated):
+        return is_missing(values.values, not_missing)[values.rows] if len(values.rows) else np.zeros(0, bool)
+    if isinstance(values, np.ndarray) and values.dtype.kind in "fM":
+        return np.isnan(values) if values.dtype.kind == "f" else np.isnat(values)
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iub":
+        return np.zeros(len(values), bool)
+    if set(map(type, values)) <= {str, type(None)}:
+        texts = MISSING_TEXTS.difference(not_missing)
+        found = (value is None or value.strip() in texts for value in rows_of(values))
+        return np.fromiter(found, bool, len(values))
+    missing = np.fromiter(map(_is_missing, values), bool, len(values))
+    return missing & [value not in not_missing for value in values] if not_missing else missing
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.strip() in MISSING_TEXTS
+    if isinstance(value, np.datetime64):
+        return bool(np.isnat(value))
+    return value is None or (not isinstance(value, bytes | np.ndarray) and bool(value != value))
+
+
+def spelled(value: Any) -> str:
+    """Return a category as a text: without spaces around it, in one Unicode form (NFC), a whole number without a point.
+
+    So ``"tall "`` is ``"tall"``, and ``0``, ``0.0`` and ``"0.0"`` are ``"0"``.
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        whole = WHOLE_NUMBER.fullmatch(text)
+        return str(int(whole[1])) if whole else text if text.isascii() else unicodedata.normalize("NFC", text)
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def words_of(texts: Sequence[Any]) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """Return the words of all texts, one after the other, and how many each text has, int64 (n,).
+
+    Words are of small letters, and each sign that is neither a letter nor space is one by itself, as is each character
+    of a language that is written without spaces.
+    """
+    if not len(texts):
+        return [], np.zeros(0, np.int64)
+    missing = is_missing(texts).tolist()
+    plain = ["" if absent else spelled(text) for text, absent in zip(texts, missing, strict=True)]
+    joined = f" {BETWEEN} ".join(plain)
+    if joined.count(BETWEEN) >= len(plain):
+        joined = f" {BETWEEN} ".join(text.replace(BETWEEN, " ") for text in plain)
+    if not joined.isascii():
+        joined = unicodedata.normalize("NFC", joined)
+    # One long text takes a fifth of the time of many short ones, searched for words.
+    words = SIGNS.sub(r" \g<0> ", joined.lower()).split()
+    ends = np.flatnonzero(np.fromiter(map(BETWEEN.__eq__, words), bool, len(words)))
+    lengths = np.diff(np.concatenate([[-1], ends, [len(words)]])) - 1
+    return [word for word in words if word != BETWEEN], lengths
+
+
+def numbers(values: Values, column: str, decimal: str = ".") -> Numbers:
+    """Return numbers, float64 (n,), with NaN for a missing one.
+
+    Args:
+        values: numbers, or texts of them.
+        column: its name, for the error.
+        decimal: what stands before the fraction in a text: a point, or a comma (3,14 and 1.234,5; but not 1.234, which
+            may be either).
+
+    Raises:
+        BadValue: something else, or what float32 cannot hold.
+    """
+    if isinstance(values, Repeated):
+        try:
+            return numbers(values.values, column, decimal)[values.rows]
+        except BadValue as bad:
+            rows = np.flatnonzero(values.rows == bad.row)
+            if not len(rows):  # In another part of the table.
+                return numbers(rows_of(values), column, decimal)
+            raise BadValue(column, int(rows[0]), bad.value, bad.reason) from None
+    if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
+        found = values.astype(np.float64)
+    else:
+        try:  # Most columns are as a program writes them, which takes a fifth of the time.
+            if decimal != "." or any(isinstance(value, str) and "_" in value for value in values):
+                raise ValueError
+            found = np.fromiter(map(float, values), np.float64, len(values))
+        except (TypeError, ValueError, OverflowError):
+            read = (_number(value, column, row, decimal) for row, value in enumerate(values))
+            found = np.fromiter(read, np.float64, len(values))
+    beyond = np.abs(found) > LARGEST
+    if beyond.any():
+        row = int(beyond.argmax())
+        raise BadValue(column, row, values[row], "is no number that float32 holds")
+    return found
+
+
+def is_no_number(value: Any) -> bool:
+    """Return whether a value says that a column of numbers or of dates has none in its row."""
+    return _is_missing(value) or (isinstance(value, str) and value.strip() in NO_NUMBER)
+
+
+def _number(value: Any, column: str, row: int, decimal: str) -> float:
+    if _is_missing(value):
+        return np.nan
+    try:
+        return written_number(value, decimal) if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        comma = " with a decimal comma" * (decimal == "," and isinstance(value, str))
+        raise BadValue(column, row, value, f"is no number{comma}") from None
+
+
+def written_number(text: str, decimal: str) -> float:
+    """Return the number that a person wrote, NaN for what says that there is none.
+
+    A currency may stand before or after it, a percent sign after it, and a comma or a point, a space or an apostrophe
+    between its thousands; parentheses or a minus behind it make it negative. 45 % is 45.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    text = text.strip()
+    if text in NO_NUMBER:
+        return np.nan
+    if decimal == "." and "_" not in text:  # Python takes 1_000.
+        try:
+            return float(text)
+        except ValueError:
+            pass
+    found = WRITTEN[decimal].fullmatch(text)
+    if found is None or bool(found["open"]) != bool(found["close"]):
+        raise ValueError
+    whole = re.sub(r"\D", "", found["whole"] or "0")
+    number = float(f"{whole}.{found['fraction'] or found['only'] or 0}{found['power'] or ''}")
+    minus = [mark for mark in (found["open"], found["sign"], found["inner"], found["trailing"]) if mark and mark != "+"]
+    return -number if minus else number
+
+
+def days(values: Values, column: str, form: str | None = None) -> Numbers:
+    """Return datetimes as days since 1970, float64 (n,), with NaN for a missing one.
+
+    Args:
+        values: datetimes, or texts of them.
+        column: its name, for the error.
+        form: how a text is written, as ``datetime.strptime`` has it (``%d/%m/%Y``). None is ISO 8601: 2026-01-31,
+            2026-01-31 18:30, 2026-01-31T18:30:00+01:00. One with an offset becomes UTC.
+
+    Raises:
+        BadValue: something else.
+    """
+    if isinstance(values, np.ndarray) and values.dtype.kind == "M":
+        instants = values.astype("datetime64[us]")
+    else:
+        instants = _read_instants(rows_of(values), column, form)
+    found = instants.astype(np.int64) / MICROSECONDS_A_DAY
+    found[np.isnat(instants)] = np.nan
+    return found
+
+
+def _read_instants(values: Sequence[Any], column: str, form: str | None) -> npt.NDArray[np.datetime64]:
+    import pandas as pd  # A model without datetimes needs none.
+
+    absent = np.fromiter(map(is_no_number, values), bool, len(values))
+    given = [value.strip() if isinstance(value, str) else value for value in values]
+    are_dates = [isinstance(value, str | date | np.datetime64) for value in given]
+    known = np.array(are_dates, bool) & ~absent
+    texts = pd.Series([value if is_one else None for value, is_one in zip(given, known, strict=True)], dtype=object)
+    read = pd.to_datetime(texts, format=form or "ISO8601", utc=True, errors="coerce")
+    if (wrong := read.isna().to_numpy() & ~absent).any():
+        row = int(wrong.argmax())
+        wanted = f"the form {form}" if form else "ISO 8601 (2026-01-31, 2026-01-31 18:30)"
+        raise BadValue(column, row, values[row], f"is no date or time of {wanted}")
+    found: npt.NDArray[np.datetime64] = read.dt.tz_localize(None).to_numpy("datetime64[us]")
+    return found
+
+
+def datetime_places(found: Numbers) -> Numbers:
+    """Return days since 1970 as the numbers of ``DATETIME_WIDTH``, float64 (n, 7)."""
+    since = np.floor(np.nan_to_num(found)).astype("datetime64[D]")
+    year = since.astype("datetime64[Y]")
+    first = year.astype("datetime64[D]").astype(np.int64)
+    length = (year + np.timedelta64(1, "Y")).astype("datetime64[D]").astype(np.int64) - first
+    places = np.empty((len(found), DATETIME_WIDTH))
+    places[:, 0] = found
+    # 1970 began on a Thursday.
+    for number, turns in enumerate(((found - first) / length, (found + 3) / 7, found)):
+        angles = 2 * np.pi * (turns - np.floor(turns))
+        places[:, 1 + 2 * number], places[:, 2 + 2 * number] = np.sin(angles), np.cos(angles)
+    return places
+
+
+def quantile_places(found: Numbers, quantiles: Numbers) -> Numbers:
+    """Return the place of each number among k quantiles, which rise at equal shares: float64 (n,) from 0 to 1.
+
+    Between two quantiles it is interpolated, of several equal ones it is their middle, and beyond the ends it is 0 or
+    1, as scikit-learn's ``QuantileTransformer`` has it. NaN stays.
+    """
+    shares = np.linspace(0, 1, len(quantiles))
+    # From below and from above, which differ where quantiles are equal.
+    places = (np.interp(found, quantiles, shares) - np.interp(-found, -quantiles[::-1], -shares[::-1])) / 2
+    places[found >= quantiles[-1]] = 1
+    places[found <= quantiles[0]] = 0
+    return places
+
+
+def category_places(values: Values, places: Mapping[str, int]) -> npt.NDArray[np.int32]:
+    """Return the place of each value in a vocabulary, int32 (n,)."""
+    if isinstance(values, Repeated):
+        return category_places(values.values, places)[values.rows]
+    rows = rows_of(values)
+    return np.fromiter((_category_place(value, places) for value in rows), np.int32, len(rows))
+
+
+def _category_place(value: Any, places: Mapping[str, int]) -> int:
+    # A text that usually means a missing value may be one of the vocabulary: see ``dataset.not_missing``.
+    text = spelled(value)
+    found = places.get(text)
+    if found is None and isinstance(value, bool):
+        found = places.get(text.lower())  # True may stand as true in the file that was trained on.
+    if found is None:
+        return MISSING if _is_missing(value) else UNKNOWN
+    return found
