@@ -10,13 +10,13 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from tasks.data.encoding.cells import MISSING_TEXTS, NO_NUMBER, Repeated, Values, num_rows
+from tasks.data.encoding.cells import MISSING_TEXTS, NO_NUMBER, Values
 from tasks.system.errors import UserError, cut, listed
 from tasks.system.files import is_encoding, is_utf8
 
 CHUNK_ROWS = 65_536
-KEPT_BYTES = 256 * 2**20
-"""A smaller file is read once and kept; a larger one is read again by each that looks at it."""
+KEPT_BYTES = 192 * 2**20
+"""Values that take no more of the memory are kept, and read once; else each that looks at the file reads it again."""
 NOT_READ = (pd.errors.ParserError, OSError, OverflowError, TypeError, ValueError)
 """What pandas raises on a damaged file, on a type that it cannot hold, or on a date beyond the year 9999."""
 Wanted = Literal["number", "repeated", "text"]
@@ -72,27 +72,27 @@ class TableFile:
         Raises:
             UserError: rows of different lengths, text of another encoding, or damage.
         """
-        if not self.is_kept:
-            yield from self._read(dict(wanted))
+        if self._kept is not None and wanted.items() <= self._kept[0].items():
+            for chunk in self._kept[1]:
+                yield {name: chunk[name] for name in wanted}
             return
-        if self._kept is None or not wanted.items() <= self._kept[0].items():
-            self._kept = (dict(wanted), list(self._read(dict(wanted))))
-        for chunk in self._kept[1]:
-            yield {name: chunk[name] for name in wanted}
+        kept: list[Chunk] | None = []
+        size = 0
+        for chunk in self._read(dict(wanted)):
+            size += sum(map(_size, chunk.values()))
+            kept = [*kept, chunk] if kept is not None and size <= KEPT_BYTES else None
+            yield chunk
+        if kept is not None:
+            self._kept = dict(wanted), kept
 
     def first(self, wanted: Mapping[str, Wanted], rows: int) -> Iterator[Chunk]:
         """Yield the values of some columns of so many rows or a few more; nothing is kept."""
         seen = 0
         for chunk in self._read(dict(wanted), rows):
             yield chunk
-            seen += next((num_rows(values) for values in chunk.values()), 0)
+            seen += num_rows_of(chunk)
             if seen >= rows:
                 return
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the file is so small that what is read of it is kept in memory: ask for all columns at once."""
-        return self.path.stat().st_size <= KEPT_BYTES
 
     def _names(self) -> list[str]:
         try:
@@ -149,61 +149,45 @@ class TableFile:
     def _read(self, wanted: dict[str, Wanted], chunk_rows: int | None = None) -> Iterator[Chunk]:
         read = {".parquet": self._read_parquet, ".jsonl": self._read_json}.get(self.suffix, self._read_csv)
         rows = 0
-        for chunk in read(wanted, min(chunk_rows or CHUNK_ROWS, CHUNK_ROWS)):
-            rows += next((num_rows(values) for values in chunk.values()), 0)
-            yield chunk
+        try:
+            for frame in read(wanted, min(chunk_rows or CHUNK_ROWS, CHUNK_ROWS)):
+                rows += len(frame)
+                yield {name: values_of(frame[name], how) for name, how in wanted.items()}
+        except UnicodeError:
+            raise self._wrong_encoding() from None
+        except NOT_READ as error:
+            raise self.refused(f"cannot be read ({cut(str(error))})") from None
         if not rows:
             raise self.refused("it has no rows")
 
-    def _read_csv(self, wanted: dict[str, Wanted], chunk_rows: int) -> Iterator[Chunk]:
+    def _read_csv(self, wanted: Mapping[str, Wanted], chunk_rows: int) -> Iterator[pd.DataFrame]:
         self._check_rows()
-        done = 0
-        while True:
-            try:
-                for place, frame in enumerate(self._csv_frames(wanted, chunk_rows)):
-                    if place == done:
-                        yield {name: values_of(frame[name], how) for name, how in wanted.items()}
-                        done += 1
-                return
-            except pd.errors.EmptyDataError:
-                return
-            except UnicodeError:
-                raise self._wrong_encoding() from None
-            except NOT_READ as error:
-                # A column with something else than numbers is read as text, and who wants numbers names the value.
-                if not (
-                    words := [name for name, how in wanted.items() if how == "number" and not self._are_numbers(name)]
-                ):
-                    raise self.refused(f"cannot be read ({cut(str(error))})") from None
-                wanted = {name: "text" if name in words else how for name, how in wanted.items()}
-
-    def _csv_frames(self, wanted: Mapping[str, Wanted], chunk_rows: int) -> Iterator[Any]:
-        kinds = {"number": "float64", "repeated": "category", "text": "object"}
-        with pd.read_csv(
-            self.path,
-            sep=self.delimiter,
-            header=None,
-            names=self.names,
-            index_col=False,
-            usecols=list(wanted),
-            dtype={name: kinds[how] for name, how in wanted.items()},
-            skiprows=self._header_lines,
-            na_values={name: sorted(MISSING_TEXTS | NO_NUMBER) for name, how in wanted.items() if how == "number"},
-            keep_default_na=False,
-            decimal=self.decimal,
-            quoting=csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE,
-            encoding=self._python_encoding,
-            chunksize=chunk_rows,
-        ) as frames:
-            yield from frames
-
-    def _are_numbers(self, name: str) -> bool:
+        numbers = [name for name, how in wanted.items() if how == "number"]
+        kinds = {"repeated": "category", "text": "object"}
         try:
-            for _ in self._csv_frames({name: "number"}, CHUNK_ROWS):
-                pass
-        except NOT_READ:
-            return False
-        return True
+            with pd.read_csv(
+                self.path,
+                sep=self.delimiter,
+                header=None,
+                names=self.names,
+                index_col=False,
+                usecols=list(wanted),
+                # Of numbers none, which pandas reads in half the time where it finds that they are some.
+                dtype={name: kinds[how] for name, how in wanted.items() if how != "number"},
+                skiprows=self._header_lines,
+                na_values={name: sorted(MISSING_TEXTS | NO_NUMBER) for name in numbers},
+                keep_default_na=False,
+                decimal=self.decimal,
+                quoting=csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE,
+                encoding=self._python_encoding,
+                chunksize=chunk_rows,
+                low_memory=False,
+            ) as frames:
+                for frame in frames:
+                    truths = [name for name in numbers if frame[name].dtype in (bool, object)]
+                    yield frame.astype(dict.fromkeys(truths, str)) if truths else frame  # No numbers, as in a text.
+        except pd.errors.EmptyDataError:
+            return
 
     def _check_rows(self) -> None:
         """Refuse rows with fewer or more values than the header, and a quote that nothing closes, which makes one value
@@ -254,23 +238,14 @@ class TableFile:
                 (line.count(delimiter) == expected and b'"' not in line) or not line.strip(b"\r\n") for line in lines
             )
 
-    def _read_parquet(self, wanted: dict[str, Wanted], chunk_rows: int) -> Iterator[Chunk]:
-        try:
-            for batch in open_parquet(self.path).iter_batches(chunk_rows, columns=list(wanted)):
-                frame = batch.to_pandas()
-                yield {name: values_of(frame[name], how) for name, how in wanted.items()}
-        except NOT_READ as error:
-            raise self.refused(f"cannot be read ({cut(str(error))})") from None
+    def _read_parquet(self, wanted: Mapping[str, Wanted], chunk_rows: int) -> Iterator[pd.DataFrame]:
+        for batch in open_parquet(self.path).iter_batches(chunk_rows, columns=list(wanted)):
+            yield batch.to_pandas()
 
-    def _read_json(self, wanted: dict[str, Wanted], chunk_rows: int) -> Iterator[Chunk]:
-        rows: list[dict[str, Any]] = []
-        for row in self._json_rows():
-            rows.append(row)
-            if len(rows) == chunk_rows:
-                yield {name: [row.get(name) for row in rows] for name in wanted}
-                rows = []
-        if rows:
-            yield {name: [row.get(name) for row in rows] for name in wanted}
+    def _read_json(self, wanted: Mapping[str, Wanted], chunk_rows: int) -> Iterator[pd.DataFrame]:
+        rows = self._json_rows()
+        while some := list(islice(rows, chunk_rows)):
+            yield pd.DataFrame({name: pd.Series([row.get(name) for row in some], dtype=object) for name in wanted})
 
     def _json_rows(self) -> Iterator[dict[str, Any]]:
         try:
@@ -343,24 +318,30 @@ def is_ascii_based(encoding: str) -> bool:
 
 
 def values_of(column: Any, wanted: Wanted) -> Values:
-    """Return a column of pandas as an array of numbers or instants, as repeated values, or as a list with None where a
-    value is missing."""
+    """Return a column of pandas as an array of numbers or instants, as a ``Categorical`` where values are repeated, or
+    as an array of objects with None where a value is missing."""
     if isinstance(column.dtype, pd.CategoricalDtype):
-        codes = column.cat.codes.to_numpy().astype(np.int64)
-        categories = column.cat.categories.tolist()
-        return Repeated([*categories, None], np.where(codes < 0, len(categories), codes))
+        return column.array
     if pd.api.types.is_datetime64_any_dtype(column.dtype):
         plain = column.dt.tz_convert("UTC").dt.tz_localize(None) if column.dt.tz is not None else column
-        found: np.ndarray[Any, Any] = plain.to_numpy("datetime64[us]")
-        return found
+        return plain.to_numpy("datetime64[us]")
     is_number = pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
     if wanted == "number" and is_number:
-        found = column.to_numpy(np.float64)
-        return found
+        return column.to_numpy(np.float64)
     given = column.astype(object).where(column.notna(), None)
-    listed_values = [value.tolist() if isinstance(value, np.ndarray) else value for value in given]
-    if wanted == "repeated" and not any(isinstance(value, list | dict) for value in listed_values):
-        places: dict[Any, int] = {}
-        rows = np.array([places.setdefault(value, len(places)) for value in listed_values], np.int64)
-        return Repeated(list(places), rows)
-    return listed_values
+    values = [value.tolist() if isinstance(value, np.ndarray) else value for value in given]
+    if wanted == "repeated" and not any(isinstance(value, list | dict) for value in values):
+        return pd.Categorical.from_codes(*pd.factorize(np.fromiter(values, object, len(values))))
+    return np.fromiter(values, object, len(values))
+
+
+def num_rows_of(chunk: Mapping[str, Values]) -> int:
+    """Return how many rows some columns have."""
+    return len(next(iter(chunk.values()), ()))
+
+
+def _size(values: Values) -> int:
+    """Return the bytes that values take in memory, about."""
+    stored: np.ndarray[Any, Any] = values.codes if hasattr(values, "codes") else values
+    # Each object of a text beside the reference to it.
+    return stored.nbytes + (64 * len(stored) if stored.dtype.kind == "O" else 0)

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from tasks.data.encoding.cells import take
 from tasks.data.encoding.rows import answered, as_taken, part_size
 from tasks.records import Predicted, PredictionRequest
 from tasks.serving import raw_model
@@ -117,10 +116,12 @@ def _parts(model: RawModel, reader: Reader, inputs: Sequence[str], stack: ExitSt
                 return EncodedPart(examples, as_taken(model.takes, given, model.name), {})
             except ValueError as error:
                 raise UserError(str(error)) from None
-        rows = np.array([row for row in range(len(examples.places)) if row not in examples.broken], np.int64)
-        columns = {name: take(values, rows) for name, values in examples.columns.items()}
+        rows = [row for row in range(len(examples.places)) if row not in examples.broken]
+        columns = examples.columns
+        if examples.broken:
+            columns = {name: [values[row] for row in rows] for name, values in columns.items()}
         features, broken = encoder.encode_whole(columns, examples.folder)
-        return EncodedPart(examples, features, examples.broken | {int(rows[row]): why for row, why in broken.items()})
+        return EncodedPart(examples, features, examples.broken | {rows[row]: why for row, why in broken.items()})
 
     # One thread: the encoder is one's own, and the order is that of the inputs.
     parts = background.in_order(encode, reader.read(inputs), threads=1, ahead=AHEAD)

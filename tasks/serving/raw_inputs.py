@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tasks.data.encoding.cells import Values, num_rows
+from tasks.data.encoding.cells import Values
 from tasks.data.encoding.rows import BadTable, check_columns, csv_rows, encoding_of, json_rows
 from tasks.data.source_files import is_by_product
 from tasks.data.table_files import NOT_READ, open_parquet, values_of
@@ -352,7 +352,7 @@ class Reader:
             raise UserError(f"'{name}': its arrays have different lengths: {', '.join(map(str, sorted(lengths)))}")
         for first in range(0, lengths.pop(), self.part_rows):
             some = {one: np.asarray(array[first : first + self.part_rows]) for one, array in arrays.items()}
-            places = places_of(name, first + 1, num_rows(next(iter(some.values()))))
+            places = places_of(name, first + 1, len(next(iter(some.values()))))
             yield RawExamples(places, dict(some), prepared=True)
 
 

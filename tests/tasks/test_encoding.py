@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from sklearn.preprocessing import QuantileTransformer
 
 from tasks.data import encoding
 from tasks.data.encoding import Encoder, WholeEncoder, cells
-from tasks.data.encoding.cells import BadValue, Repeated
+from tasks.data.encoding.cells import BadValue
 from tasks.data.encoding.pictures import FORMATS
 
 
@@ -62,7 +63,7 @@ def test_numbers_are_read_of_numbers_and_of_text():
         ([10**400], 0, "is no number"),
         ([1, None], 1, "is missing"),
         ([[1]], 0, "is no number"),
-        (Repeated(["1", "x"], np.array([0, 0, 1])), 2, "is no number"),
+        (pd.Categorical(["1", "1", "x"]), 2, "is no number"),
     ],
 )
 def test_what_is_no_number_is_named(values, row, reason):
@@ -73,7 +74,7 @@ def test_what_is_no_number_is_named(values, row, reason):
 
 def test_a_value_that_no_row_has_harms_nothing():
     encoder = Encoder(numbers({"name": "a"}), {})
-    found = encoder.encode({"a": Repeated(["x", "2", None], np.array([1, 1]))})
+    found = encoder.encode({"a": pd.Categorical(["2", "2"], ["x", "2"])})
     np.testing.assert_array_equal(found["number"], [[2], [2]])
 
 
@@ -106,7 +107,7 @@ def test_categories_have_places_and_unknown_ones_the_place_1():
     found = encoder.encode({"city": ["Bonn", "Paris", None, "Ulm", ""], "size": [3, 3.0, 2, "3", True]})
     assert found["category"].tolist() == [[3, 2], [1, 2], [0, 3], [2, 2], [0, 4]]
     assert found["category"].dtype == np.int32
-    repeated = {"city": Repeated(["Ulm", None, "Rome"], np.array([2, 0, 1])), "size": np.array([3.0, np.nan, 9])}
+    repeated = {"city": pd.Categorical(["Rome", "Ulm", None]), "size": np.array([3.0, np.nan, 9])}
     assert encoder.encode(repeated)["category"].tolist() == [[1, 2], [2, 0], [0, 1]]
 
 

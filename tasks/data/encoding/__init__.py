@@ -110,7 +110,7 @@ class Encoder:
         absent = [name for name in self.columns if name not in table]
         if absent:
             raise ValueError(f"these columns are missing: {', '.join(map(repr, absent))}")
-        lengths = {cells.num_rows(table[name]) for name in self.columns}
+        lengths = {len(table[name]) for name in self.columns}
         if len(lengths) > 1:
             raise ValueError(f"the columns differ in length: {', '.join(map(str, sorted(lengths)))}")
         encoders: dict[str, Callable[..., npt.NDArray[Any]]] = {
@@ -123,7 +123,7 @@ class Encoder:
 
     def _numbers(self, name: str, feature: Mapping[str, Any], table: Mapping[str, Values]) -> npt.NDArray[np.float32]:
         columns = feature["columns"]
-        encoded = np.empty((cells.num_rows(table[columns[0]["name"]]), *feature["shape"]), np.float32)
+        encoded = np.empty((len(table[columns[0]["name"]]), *feature["shape"]), np.float32)
         place = 0
         for column in columns:
             own = column["name"]
@@ -230,7 +230,7 @@ class WholeEncoder(Encoder):
             folder: where paths of images begin; without one a text is base64 of an image.
         """
         self._broken, self._folder = {}, folder
-        count = cells.num_rows(next(iter(columns.values())))
+        count = len(next(iter(columns.values())))
         try:
             encoded = self.encode(columns)
             broken = self._broken

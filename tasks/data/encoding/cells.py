@@ -4,7 +4,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from datetime import date
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -72,38 +72,25 @@ class BadValue(ValueError):
         super().__init__(f"column '{column}', row {row}: {self.shown} {reason}")
 
 
-class Repeated(NamedTuple):
-    """Values of which each may stand in many rows."""
-
-    values: Sequence[Any]
-    rows: npt.NDArray[np.int64]
-    """The place of each row's value in ``values``, int64 (n,)."""
-
-
-Values: TypeAlias = Sequence[Any] | npt.NDArray[Any] | Repeated
-
-
-def num_rows(values: Values) -> int:
-    """Return how many rows there are."""
-    return len(values.rows if isinstance(values, Repeated) else values)
+Values: TypeAlias = Any
+"""Of a column: an array (n,) of numbers, of instants, or of objects; a sequence; or pandas' ``Categorical``, of which
+each different value is looked at once."""
 
 
 def rows_of(values: Values) -> Sequence[Any]:
     """Return the value of each row, of Python's own types."""
-    if isinstance(values, Repeated):
-        return [values.values[row] for row in values.rows.tolist()]
-    if isinstance(values, np.ndarray):
-        return values.tolist() if values.ndim == 1 and values.dtype.kind != "M" else list(values)
-    return values
+    if isinstance(values, np.ndarray) and (values.ndim > 1 or values.dtype.kind == "M"):
+        return list(values)
+    found: Sequence[Any] = values.tolist() if hasattr(values, "tolist") else values
+    return found
 
 
-def take(values: Values, rows: npt.NDArray[np.int64]) -> Values:
-    """Return some rows, int64 (n,)."""
-    if isinstance(values, Repeated):
-        return Repeated(values.values, values.rows[rows])
-    if isinstance(values, np.ndarray):
-        return values[rows]
-    return [values[row] for row in rows.tolist()]
+def different(values: Values) -> tuple[Sequence[Any], npt.NDArray[np.int64]]:
+    """Return values and, int64 (n,), which of them each row has; some may be no row's."""
+    if not hasattr(values, "codes"):
+        return rows_of(values), np.arange(len(values))
+    categories = values.categories.tolist()
+    return [*categories, None], np.where(values.codes < 0, len(categories), values.codes).astype(np.int64)
 
 
 def is_missing(values: Values, not_missing: Collection[str] = ()) -> npt.NDArray[np.bool_]:
@@ -113,18 +100,16 @@ def is_missing(values: Values, not_missing: Collection[str] = ()) -> npt.NDArray
         values: of a column.
         not_missing: texts that are values all the same.
     """
-    if isinstance(values, Repeated):
-        return is_missing(values.values, not_missing)[values.rows] if len(values.rows) else np.zeros(0, bool)
-    if isinstance(values, np.ndarray) and values.dtype.kind in "fM":
-        return np.isnan(values) if values.dtype.kind == "f" else np.isnat(values)
-    if isinstance(values, np.ndarray) and values.dtype.kind in "iub":
+    kind = values.dtype.kind if isinstance(values, np.ndarray) else "O"
+    if kind in "fM":
+        absent: npt.NDArray[np.bool_] = np.isnan(values) if kind == "f" else np.isnat(values)
+        return absent
+    if kind in "iub":
         return np.zeros(len(values), bool)
-    if set(map(type, values)) <= {str, type(None)}:
-        texts = MISSING_TEXTS.difference(not_missing)
-        found = (value is None or value.strip() in texts for value in rows_of(values))
-        return np.fromiter(found, bool, len(values))
-    missing = np.fromiter(map(_is_missing, values), bool, len(values))
-    return missing & [value not in not_missing for value in values] if not_missing else missing
+    found, places = different(values)
+    kept = (isinstance(value, str) and value.strip() in not_missing for value in found)
+    missing = (_is_missing(value) and not is_kept for value, is_kept in zip(found, kept, strict=True))
+    return np.fromiter(missing, bool, len(found))[places]
 
 
 def _is_missing(value: Any) -> bool:
@@ -183,14 +168,16 @@ def numbers(values: Values, column: str, decimal: str = ".") -> Numbers:
     Raises:
         BadValue: something else, or what float32 cannot hold.
     """
-    if isinstance(values, Repeated):
+    if hasattr(values, "codes"):
+        categories, places = different(values)
+        used = np.unique(places)  # What no row of this part has harms nothing.
         try:
-            return numbers(values.values, column, decimal)[values.rows]
+            of_value = numbers([categories[place] for place in used.tolist()], column, decimal)
         except BadValue as bad:
-            rows = np.flatnonzero(values.rows == bad.row)
-            if not len(rows):  # In another part of the table.
-                return numbers(rows_of(values), column, decimal)
-            raise BadValue(column, int(rows[0]), bad.value, bad.reason) from None
+            row = int((places == used[bad.row]).argmax())
+            raise BadValue(column, row, bad.value, bad.reason) from None
+        each: Numbers = of_value[np.searchsorted(used, places)]
+        return each
     if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
         found = values.astype(np.float64)
     else:
@@ -318,10 +305,8 @@ def quantile_places(found: Numbers, quantiles: Numbers) -> Numbers:
 
 def category_places(values: Values, places: Mapping[str, int]) -> npt.NDArray[np.int32]:
     """Return the place of each value in a vocabulary, int32 (n,)."""
-    if isinstance(values, Repeated):
-        return category_places(values.values, places)[values.rows]
-    rows = rows_of(values)
-    return np.fromiter((_category_place(value, places) for value in rows), np.int32, len(rows))
+    found, rows = different(values)
+    return np.fromiter((_category_place(value, places) for value in found), np.int32, len(found))[rows]
 
 
 def _category_place(value: Any, places: Mapping[str, int]) -> int:

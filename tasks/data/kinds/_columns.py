@@ -11,7 +11,7 @@ import numpy as np
 
 from tasks import config
 from tasks.data.encoding import cells
-from tasks.data.encoding.cells import Repeated, Values
+from tasks.data.encoding.cells import Values
 from tasks.data.kinds import most_frequent, text_length
 from tasks.records import Column, Feature
 from tasks.system.errors import UserError
@@ -59,12 +59,10 @@ class Statistics:
             if self.described.scale == "quantiles":
                 self.numbers.append(found)
         elif self.kind == "category":
-            if not isinstance(values, Repeated):
-                rows = cells.rows_of(values)
-                values = Repeated(rows, np.arange(len(rows)))
-            counts = np.bincount(values.rows, minlength=len(values.values)).tolist()
-            missing = cells.is_missing(values.values, self.not_missing).tolist()
-            for value, count, absent in zip(values.values, counts, missing, strict=True):
+            different, rows = cells.different(values)
+            counts = np.bincount(rows, minlength=len(different)).tolist()
+            missing = cells.is_missing(different, self.not_missing).tolist()
+            for value, count, absent in zip(different, counts, missing, strict=True):
                 if count and not absent:
                     self.texts[cells.spelled(value)] += count
         else:

@@ -15,12 +15,12 @@ from PIL import Image
 
 from tasks import config
 from tasks.data.encoding import cells
-from tasks.data.encoding.cells import BadValue, Repeated, Values
+from tasks.data.encoding.cells import BadValue, Values
 from tasks.data.encoding.pictures import inside
 from tasks.data.kinds._columns import sort_classes
 from tasks.data.kinds.image_folder import Header, common_size, decode_rest, read_header
 from tasks.data.table_columns import top_of
-from tasks.data.table_files import TableFile, Wanted
+from tasks.data.table_files import TableFile, Wanted, num_rows_of
 from tasks.records import Target
 from tasks.system.errors import UserError, cut, listed
 
@@ -59,10 +59,10 @@ class ScannedTable:
         self._wanted = {**self.features, **{name: how for name, how in roles.items() if name not in self.features}}
         parts: dict[str, list[Values]] = {name: [] for name in {**roles, **strict, **images}}
         length = 0
-        for first, chunk in self.chunks({name: self._wanted[name] for name in parts}):
+        for first, chunk in self.chunks():
             length = first + num_rows_of(chunk)
-            for name, values in chunk.items():
-                parts[name].append(values)
+            for name, own in parts.items():
+                own.append(chunk[name])
         self.usable = np.ones(length, bool)
         self._use_missing({name: self._missing(name, parts[name]) for name in strict})
         self.shapes = self._look_at_images({name: parts[name] for name in images})
@@ -80,8 +80,8 @@ class ScannedTable:
     def is_missing(self, name: str, values: Values) -> Mask:
         """Return which rows have no value in a column, bool (n,), by what the column is read as."""
         is_datetime = name in self.kinds and self.kinds[name].kind == "datetime"
-        if (self._wanted[name] == "number" or is_datetime) and isinstance(values, list):
-            return np.array([cells.is_no_number(value) for value in values], bool)
+        if (self._wanted[name] == "number" or is_datetime) and values.dtype == object:
+            return np.fromiter(map(cells.is_no_number, values), bool, len(values))
         return cells.is_missing(values, self.dataset.not_missing)
 
     def _missing(self, name: str, parts: Sequence[Values]) -> Mask:
@@ -100,14 +100,12 @@ class ScannedTable:
         roles |= {name: how for name, how in read_as.items() if name is not None}
         return {**{name: WANTED[kind] for name, kind in dataset.metadata.items()}, **roles}
 
-    def chunks(self, wanted: Mapping[str, Wanted]) -> Iterator[tuple[int, dict[str, Values]]]:
-        """Yield the number of the first row, and the values of these columns."""
+    def chunks(self) -> Iterator[tuple[int, dict[str, Values]]]:
+        """Yield the number of the first row, and the values of each column that is used."""
         first = 0
-        whole = self._wanted if self._file.is_kept else wanted
-        for chunk in self._file.chunks(whole):
-            length = num_rows_of(chunk)
-            yield first, {name: chunk[name] for name in wanted}
-            first += length
+        for chunk in self._file.chunks(self._wanted):
+            yield first, chunk
+            first += num_rows_of(chunk)
 
     def refuse(self, key: str, reason: str) -> UserError:
         """Return the one message for a setting that these data contradict."""
@@ -132,7 +130,7 @@ class ScannedTable:
                 found.append(cells.numbers(part, column, self.dataset.decimal or "."))
             except BadValue as bad:
                 raise self.refused(bad, first + bad.row) from None
-            first += cells.num_rows(part)
+            first += len(part)
         return np.concatenate(found)
 
     def _read_metadata(self, column: str, kind: str, parts: Sequence[Values]) -> npt.NDArray[Any]:
@@ -153,7 +151,7 @@ class ScannedTable:
                     f"the header, {cut(repr(bad.value), 80)}, which {bad.reason}. Mend it, or say "
                     f"dataset.metadata.{column} = category (dataset.source = '{self.dataset.source}')"
                 ) from None
-            first += cells.num_rows(part)
+            first += len(part)
         return np.concatenate(found)
 
     def _use_missing(self, strict: Mapping[str, Mask]) -> None:
@@ -267,11 +265,11 @@ class ScannedTable:
         places: dict[str, int] = {}
         found = []
         for part in parts:
-            values = part if isinstance(part, Repeated) else Repeated(cells.rows_of(part), np.arange(len(part)))
-            missing = cells.is_missing(values.values, self.dataset.not_missing).tolist()
-            texts = ["" if absent else cells.spelled(one) for one, absent in zip(values.values, missing, strict=True)]
+            values, rows = cells.different(part)
+            missing = cells.is_missing(values, self.dataset.not_missing).tolist()
+            texts = ["" if absent else cells.spelled(one) for one, absent in zip(values, missing, strict=True)]
             own = np.array([places.setdefault(text, len(places)) for text in texts], np.int64)
-            found.append(own[values.rows])
+            found.append(own[rows])
         return list(places), np.concatenate(found)
 
     def _read_target(self, parts: Mapping[str, Sequence[Values]]) -> tuple[Target, npt.NDArray[Any]]:
@@ -326,11 +324,6 @@ class ScannedTable:
         return names, of_text[places]
 
 
-def num_rows_of(chunk: Mapping[str, Values]) -> int:
-    """Return how many rows some columns have."""
-    return cells.num_rows(next(iter(chunk.values())))
-
-
 def _labels_of(text: str, separator: str) -> list[str]:
     """Return the labels in a text: what stands between separators, or the elements of a list of Python or JSON."""
     if cells.LIST.fullmatch(text):
@@ -341,5 +334,4 @@ def _labels_of(text: str, separator: str) -> list[str]:
 
 
 def _texts_in(values: Values) -> list[str]:
-    rows = values.values if isinstance(values, Repeated) else cells.rows_of(values)
-    return [value.strip() for value in rows if isinstance(value, str)]
+    return [value.strip() for value in cells.different(values)[0] if isinstance(value, str)]

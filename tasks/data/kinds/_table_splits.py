@@ -131,7 +131,7 @@ def _times(table: ScannedTable, name: str) -> cells.Numbers:
             raise table.refuse(
                 "time", f"row {first + bad.row + 1} has {cut(repr(bad.value), 80)}, which {bad.reason}"
             ) from None
-        first += cells.num_rows(part)
+        first += len(part)
     return np.concatenate(found)
 
 

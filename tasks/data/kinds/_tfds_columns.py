@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import tensorflow as tf
 
 from tasks import config
 from tasks.data import builders
 from tasks.data.encoding import Encoder, cells
-from tasks.data.encoding.cells import BadValue, Repeated, Values
+from tasks.data.encoding.cells import BadValue, Values
 from tasks.data.kinds import Block
 from tasks.data.kinds._columns import Fitted, Statistics, sort_classes
 from tasks.data.table_columns import LOOKED_AT, kind_of_texts, lines_of_kinds
@@ -95,7 +96,7 @@ class Columns:
         values: Mapping[str, Values],
         labels: npt.NDArray[Any],
     ) -> Block:
-        some = {name: cells.take(own, rows) for name, own in values.items()}
+        some = {name: own[rows] for name, own in values.items()}
         try:
             encoded = encoder.encode(some)
         except BadValue as bad:
@@ -170,7 +171,7 @@ class Columns:
             for _, own, batch in self._batches("train", names, ROWS_AT_ONCE):
                 rows = np.flatnonzero(~own)
                 for name, values in found.items():
-                    values += cells.rows_of(cells.take(self._values(name, batch), rows))
+                    values += self._values(name, batch)[rows].tolist()
                 if len(found[names[0]]) >= LOOKED_AT:
                     break
         return found
@@ -185,7 +186,7 @@ class Columns:
                 rows = np.flatnonzero(~own & labelled & self._usable("train", first, values))
                 for name, statistics in columns.items():
                     try:
-                        statistics.add(cells.take(values[name], rows))
+                        statistics.add(values[name][rows])
                     except BadValue as bad:
                         raise self._refused(bad, "train", first + int(rows[bad.row])) from None
         where = f"data/{self._dataset.name}/params.yaml"
@@ -214,17 +215,17 @@ class Columns:
         found, kind = batch[source.place], self._tfds_kind(name)
         if kind == "class":
             names = self._found.given[source.place].names
-            return Repeated([*names, None], np.where(found < 0, len(names), found).astype(np.int64))
+            return pd.Categorical.from_codes(np.maximum(found, -1), names)
         if kind == "bool":
-            return Repeated(["False", "True"], found.astype(np.int64))
+            return pd.Categorical.from_codes(found.astype(np.int64), ["False", "True"])
         if kind == "text":
-            return [text.decode("utf-8", "replace") for text in found]
+            return np.fromiter((text.decode("utf-8", "replace") for text in found), object, len(found))
         if kind == "image":
-            return list(found)
+            return np.fromiter(found, object, len(found))  # They may differ in size.
         numbers: npt.NDArray[Any] = found.reshape(len(found), -1)[:, source.number]
         if numbers.dtype.kind == "f" and self._kinds[name].kind in ("category", "text"):
             # As a person writes it: a float32 of 0.1 is 0.10000000149011612 in Python, which no raw row has.
-            return [float(str(value)) for value in numbers]
+            return np.array([float(str(value)) for value in numbers])
         return numbers
 
     def _usable(self, split: str, first: int, values: Mapping[str, Values]) -> npt.NDArray[np.bool_]:
@@ -233,7 +234,7 @@ class Columns:
         Raises:
             UserError: one does, and is not to be left out.
         """
-        usable = np.ones(cells.num_rows(next(iter(values.values()))), bool)
+        usable = np.ones(len(next(iter(values.values()))), bool)
         for name, own in values.items():
             how = self._kinds[name].missing
             if how == "fill":

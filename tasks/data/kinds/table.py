@@ -16,10 +16,10 @@ from tasks.data.encoding import Encoder, cells
 from tasks.data.encoding.cells import BadValue, Values
 from tasks.data.kinds import Block, Examples, Metadata
 from tasks.data.kinds._columns import Fitted, Statistics
-from tasks.data.kinds._table_rows import Rows, ScannedTable, num_rows_of
+from tasks.data.kinds._table_rows import Rows, ScannedTable
 from tasks.data.kinds._table_splits import NAMES, split
 from tasks.data.table_columns import LOOKED_AT, doubtful_header, fill_in, find_header, open_file
-from tasks.data.table_files import TableFile
+from tasks.data.table_files import TableFile, num_rows_of
 from tasks.records import HeldOut
 from tasks.system import background, machine
 from tasks.system.errors import UserError, cut
@@ -127,11 +127,11 @@ def _fit(table: ScannedTable, splits: npt.NDArray[np.int8]) -> Fitted:
     dataset, decimal = table.dataset, table.dataset.decimal or "."
     others = {name: one for name, one in table.kinds.items() if one.kind != "image"}
     columns = {name: Statistics(name, one, decimal, dataset.not_missing) for name, one in others.items()}
-    for first, chunk in table.chunks(table.features):
+    for first, chunk in table.chunks():
         rows = np.flatnonzero(splits[first : first + num_rows_of(chunk)] == 0)
         for name, statistics in columns.items():
             try:
-                statistics.add(cells.take(chunk[name], rows))
+                statistics.add(chunk[name][rows])
             except BadValue as bad:
                 raise table.refused(bad, first + int(rows[bad.row])) from None
     where = f"dataset.source = '{dataset.source}'"
@@ -146,13 +146,13 @@ def _blocks(
     rows_a_block = max(1, block_bytes // sum(np.dtype(one.dtype).itemsize * math.prod(one.shape) for one in features))
 
     def some_rows() -> Iterator[tuple[str, Rows, dict[str, Values]]]:
-        for first, chunk in table.chunks(table.features):
+        for first, chunk in table.chunks():
             of_row = splits[first : first + num_rows_of(chunk)]
             for number, name in enumerate(NAMES):
                 rows = np.flatnonzero(of_row == number)
                 for place in range(0, len(rows), rows_a_block):
                     some = rows[place : place + rows_a_block]
-                    yield name, first + some, {column: cells.take(values, some) for column, values in chunk.items()}
+                    yield name, first + some, {column: chunk[column][some] for column in table.features}
 
     # Where there are images, their own threads have enough to do.
     threads = 1 if any(one.kind == "image" for one in features) else min(machine.usable_cores(), AHEAD)
