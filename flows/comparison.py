@@ -161,8 +161,9 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int, sitt
     run = None
     try:
         with runs.lock(runs.key_of(pair.settings), runs.describe(pair.settings), flow_run.id) as run_lock:
-            ids = {"flow_run_id": flow_run.id, "parent_run_id": parent.run_id}
-            run = stages.start_run(pair.settings, prepared=prepared, **ids)
+            run = stages.start_run(
+                pair.settings, prepared=prepared, flow_run_id=flow_run.id, parent_run_id=parent.run_id
+            )
             run_lock.note(run_id=run.run_id)
             start_seconds = time.perf_counter() - began
             with stages.finishing(pair.settings, run):

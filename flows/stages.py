@@ -68,7 +68,7 @@ def _of_stage(stage: Stage[P, R], name: str, run_name: str) -> Task[Concatenate[
     """Return a task that has the stage process run a stage; a name finds the arguments of the stage in ``given``."""
 
     def call(settings: Settings, *unnamed: P.args, **given: P.kwargs) -> R:
-        return client.call(stage, settings, *unnamed, **given)
+        return stage(settings, *unnamed, **given)
 
     return _as_task(call, name, run_name)
 

@@ -162,18 +162,12 @@ def trial(search: Search, one: Trial, limits: Limits) -> Trial:
         try:
             _go_on(search)
             if run is None:
-                parent = search.parent
-                run = client.call(
-                    stages.start_trial, settings, prepared=search.prepared, run=parent, number=one.number, limits=limits
+                run = stages.start_trial(
+                    settings, prepared=search.prepared, run=search.parent, number=one.number, limits=limits
                 )
             else:
-                run = client.call(
-                    stages.resume_trial,
-                    settings,
-                    prepared=search.prepared,
-                    run=run,
-                    limits=limits,
-                    flow_run_id=search.parent.flow_run_id,
+                run = stages.resume_trial(
+                    settings, prepared=search.prepared, run=run, limits=limits, flow_run_id=search.parent.flow_run_id
                 )
             _go_on(search)
             trained = runs.load_result(run, TrainingResult)

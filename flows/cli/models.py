@@ -204,9 +204,7 @@ def export(
         formats.find_format(format)
         settings, prepared, running, which = pipeline.find_model(run_id, checkpoint)
         folder = str(to.absolute()) if to is not None else None
-        result = client.call(
-            stages.export, settings, prepared=prepared, run=running, format=format, checkpoint=which, folder=folder
-        )
+        result = stages.export(settings, prepared=prepared, run=running, format=format, checkpoint=which, folder=folder)
         client.stop_processes()
         print(result.model_dump_json()) if json else print_export(result)
 

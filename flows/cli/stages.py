@@ -141,14 +141,8 @@ def register(
         settings, prepared, running, training = pipeline.load_training(recipe, overrides, run_id)
         evaluation = runs.load_evaluation(running)
         with runs.lock(running.key, f"run {running.run_id}"):
-            result = client.call(
-                stages.register,
-                settings,
-                prepared=prepared,
-                training=training,
-                evaluation=evaluation,
-                run=running,
-                force=force,
+            result = stages.register(
+                settings, prepared=prepared, training=training, evaluation=evaluation, run=running, force=force
             )
             client.write_report(settings, running)
         client.stop_processes()

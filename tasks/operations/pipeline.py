@@ -64,20 +64,15 @@ def start_or_resume(
             print(why, file=sys.stderr)
     resumed = unfinished or runs.find_named(settings, resumption.run)
     if resumed is None:
-        run = client.call(stages.start_run, settings, prepared=prepared, flow_run_id=flow_run_id)
+        run = stages.start_run(settings, prepared=prepared, flow_run_id=flow_run_id)
     else:
         run_id = resumed.run_id
         remote.check_still_ours(resumed, settings.checkpoint.remote)
         if unfinished is not None:
             changed = runs.changes_without_result(settings, unfinished)
             print(f"resuming run {run_id}, which is unfinished{changed}; --fresh starts a new one", file=sys.stderr)
-        run = client.call(
-            stages.resume_run,
-            settings,
-            prepared=prepared,
-            run_id=run_id,
-            flow_run_id=flow_run_id,
-            allow_changes=resumption.allow_changes,
+        run = stages.resume_run(
+            settings, prepared=prepared, run_id=run_id, flow_run_id=flow_run_id, allow_changes=resumption.allow_changes
         )
     run_lock.note(run_id=run.run_id)
     return run
@@ -103,10 +98,10 @@ def start_or_resume_comparison(
     if unfinished is None:
         if why is not None:
             print(why, file=sys.stderr)
-        run = client.call(stages.start_comparison, settings, prepared=prepared, key=key, flow_run_id=flow_run_id)
+        run = stages.start_comparison(settings, prepared=prepared, key=key, flow_run_id=flow_run_id)
         progress = records.ComparisonProgress(sitting=1, rows=())
     else:
-        run = client.call(stages.resume_parent, settings, prepared=prepared, run=unfinished, flow_run_id=flow_run_id)
+        run = stages.resume_parent(settings, prepared=prepared, run=unfinished, flow_run_id=flow_run_id)
         progress = runs.load_progress(run)
         progress = progress.model_copy(update={"sitting": progress.sitting + 1})
         kept = len(progress.rows)
@@ -366,7 +361,7 @@ def find_model(name: str, checkpoint: str | None) -> tuple[config.Settings, Prep
         return settings, prepared, run, "best" if checkpoint == "best" else "latest"
     if checkpoint is not None:
         raise UserError(f"{name} is one model of its run: leave --checkpoint out, or name the run")
-    found = client.call(stages.find_model, config.load(), uri=name)
+    found = stages.find_model(config.load(), uri=name)
     if (logged := runs.look_up(found.run_id)) is None:
         raise UserError(f"{name} is of run {found.run_id}, which is not in mlruns/ here: give the command where it is")
     settings, prepared, training = _load_trained(logged)

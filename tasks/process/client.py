@@ -153,12 +153,12 @@ def measure_pace(settings: config.Settings, prepared: PreparedDataset, examples:
             "train": settings.train.model_copy(update=train),
         }
     )
-    return call(stages.measure_pace, alone, prepared=prepared)
+    return stages.measure_pace(alone, prepared=prepared)
 
 
 def end_trial(settings: config.Settings, run: Run, trial: Trial) -> None:
     """Record in MLflow how a trial ended, and end its run."""
-    call(stages.end_trial, settings, run=run, trial=trial)
+    stages.end_trial(settings, run=run, trial=trial)
     remote.finish(run)
 
 
@@ -167,11 +167,11 @@ def train(settings: config.Settings, prepared: PreparedDataset, run: Run) -> Tra
     _own.restarts = ()
     try:
         with remote.copied_meanwhile(run, settings.checkpoint.remote):
-            result = call(stages.train, settings, prepared=prepared, run=run)
+            result = stages.train(settings, prepared=prepared, run=run)
     finally:
         _own.restarts = tuple(_own.processes.restarts) if _own.processes is not None else ()
         if _own.restarts:
-            call(stages.report_restarts, settings, run=run, restarts=_own.restarts)
+            stages.report_restarts(settings, run=run, restarts=_own.restarts)
     return result.model_copy(update={"restarts": _own.restarts})
 
 
@@ -186,7 +186,7 @@ def evaluate(
     """Evaluate, on the devices of the run's strategy or on one."""
     settings = _evaluable(settings)
     stage = stages.evaluate if settings.evaluate.has_runs_devices else stages.evaluate_on_one_device
-    return call(stage, settings, prepared=prepared, training=training, run=run)
+    return stage(settings, prepared=prepared, training=training, run=run)
 
 
 def write_report(settings: config.Settings, run: Run, seconds: dict[str, float] | None = None) -> None:
@@ -195,7 +195,7 @@ def write_report(settings: config.Settings, run: Run, seconds: dict[str, float] 
     A failure is printed, not raised: the run has its result without the page.
     """
     try:
-        call(stages.write_report, settings, run=run, seconds=seconds)
+        stages.write_report(settings, run=run, seconds=seconds)
     except Interrupted:
         raise
     except StratagemError as error:
@@ -215,7 +215,7 @@ def end_run(
 ) -> None:
     """End the MLflow run as FINISHED, FAILED or KILLED."""
     try:
-        call(stages.end_run, settings, run=run, status=status, reason=reason)
+        stages.end_run(settings, run=run, status=status, reason=reason)
     finally:
         remote.finish(run)
 

@@ -66,6 +66,12 @@ class Stage(Generic[P, Output]):
     """Whether it computes with TensorFlow on the CPU, whatever the run was trained on. A GPU rounds float32 to TF32,
     which would hide the error of a wrongly exported model."""
 
+    def __call__(self, settings: Settings, *unnamed: P.args, **given: P.kwargs) -> Output:
+        """Run it in the stage process of this command, see ``client.call``; arguments have their names."""
+        from tasks.process import client  # It needs the table.
+
+        return client.call(self, settings, *unnamed, **given)
+
     @property
     def is_shared(self) -> bool:
         """Whether all workers of a cluster take part."""

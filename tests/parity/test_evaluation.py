@@ -61,7 +61,7 @@ from tasks.process import client, stages
 overrides, checkpoints = json.loads(sys.argv[1])
 prepared = dvc_data.load_prepared("tiny")
 settings = config.load(None, overrides)
-run = client.call(stages.start_run, settings, prepared=prepared)
+run = stages.start_run(settings, prepared=prepared)
 training = client.train(settings, prepared, run)
 found = {"pids": [client.start_processes(settings).first.pid], "run_id": run.run_id}
 for where in ("run", "one_device"):

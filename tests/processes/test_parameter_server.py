@@ -149,7 +149,7 @@ prepared = dvc_data.load_prepared("digits")
 found = {}
 for name, overrides in json.loads(sys.argv[1]):
     settings = config.load(None, {"tracking.system_metrics": False, **overrides})
-    run = client.call(stages.start_run, settings, prepared=prepared)
+    run = stages.start_run(settings, prepared=prepared)
     training = client.train(settings, prepared, run)
     evaluation = client.evaluate(settings, prepared, training, run)
     client.end_run(settings, run, "FINISHED")
