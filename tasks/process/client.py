@@ -1,4 +1,5 @@
-"""The stages, as the rest of the program calls them: each runs in the stage process of this command (`serve`).
+"""The stage process of this command (`serve`), to which a row of `stages` is a request, and the stages that take more
+than a request.
 
 The stage process imports its framework once and then serves train, evaluate and register. It starts as early as
 possible, so that its imports overlap with the start of Prefect and DVC. In a cluster it is the chief.
