@@ -42,7 +42,7 @@ from tasks.operations import dvc_stages
 from tasks.process import serve
 from tasks.process.child import run_stage
 from tasks.process.environment import keep_private
-from tasks.process.model_loader import Clean
+from tasks.process.model_loader import clean
 from tasks.system import errors, lifetime
 from tasks.system.errors import StratagemError, UserError
 from tasks.system.imports import import_quietly
@@ -151,11 +151,10 @@ def _locate(given: argparse.Namespace) -> None:
 
 
 def _roll_back(given: argparse.Namespace) -> None:
-    forked: list[Clean] = []
-    import_quietly("tasks.register", "tasks.serving.outputs", before_devices=lambda: forked.append(Clean()))
+    import_quietly("tasks.register", "tasks.serving.outputs", before_devices=clean)
     from tasks.register import rollback
 
-    print(rollback(given.name or "", forked[0].ask).model_dump_json())
+    print(rollback(given.name or "", clean().ask).model_dump_json())
 
 
 def _print_place(found: "TrainedModel") -> None:

@@ -6,6 +6,7 @@ would import the framework once more, 4 to 5 s of a processor; this one costs no
 """
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -99,6 +100,12 @@ class Clean:
                 raise ValueError
             line += part
         return line
+
+
+@functools.cache
+def clean() -> Clean:
+    """Return the one process of this one; the first call forks it."""
+    return Clean()
 
 
 def functions() -> dict[str, Callable[..., Any]]:

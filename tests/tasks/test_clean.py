@@ -14,12 +14,12 @@ pytestmark = pytest.mark.slow
 SCRIPT = """
 import json, os, sys, time
 from pathlib import Path
+from tasks.process import model_loader
 from tasks.process.model_loader import Clean
 from tasks.system.imports import import_quietly
 
-forked = []
-import_quietly("tasks.process.tracked", "tasks.train", before_devices=lambda: forked.append(Clean()))
-(clean,) = forked
+import_quietly("tasks.process.tracked", "tasks.train", before_devices=model_loader.clean)
+clean = model_loader.clean()
 clean.get_ready()
 sys.path.insert(0, sys.argv[1])
 import keras, numpy as np
