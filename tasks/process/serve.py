@@ -17,7 +17,6 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter
 
 from tasks import config
-from tasks.process.model_loader import clean
 from tasks.process.stages import STAGES
 from tasks.records import Record
 from tasks.system import clock, errors, files, lifetime, messages, network, upstream
@@ -128,10 +127,7 @@ def serve(chief: bool) -> None:
     lifetime.when_input_closes(lambda: os._exit(0), requests.put)
     # Now, while the flow's process is starting Prefect and DVC.
     with clock.span("stages", "import TensorFlow, Keras, MLflow"):
-        if chief:
-            import_quietly("tasks.process.tracked", "tasks.train", before_devices=clean)
-        else:
-            import_quietly("tasks.evaluate", "tasks.train")
+        import_quietly("tasks.process.tracked" if chief else "tasks.evaluate", "tasks.train")
     lifetime.ignore_signals()
     stages = Stages(chief, answers.beat)
     while True:

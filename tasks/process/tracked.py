@@ -16,7 +16,7 @@ from tasks.evaluate import evaluate as evaluate_stage
 from tasks.evaluation import gate
 from tasks.input.order import carve
 from tasks.input.sources import augmented_examples
-from tasks.process.model_loader import clean
+from tasks.process.model_loader import LOADER
 from tasks.records import (
     HEADLINES,
     Comparison,
@@ -253,7 +253,7 @@ def evaluate(
 ) -> EvaluationResult:
     """Evaluate; metrics, records and pictures go to MLflow."""
     if settings.register_.enabled and run.parent_run_id is None:  # A comparison registers nothing.
-        clean().get_ready()  # An evaluation leaves one of two cores idle for much of its time.
+        LOADER.get_ready(settings, training)  # An evaluation leaves one of two cores idle for much of its time.
     result = evaluate_stage(settings, prepared, training)
     folder = config.project_root() / run.folder
     headline = HEADLINES[prepared.target.task]
@@ -284,7 +284,11 @@ def register(
 ) -> RegisteredModel:
     """Register the evaluated model; with ``force`` it becomes the champion regardless of the evidence."""
     prepared_data.verify(prepared)  # The model's version names the data.
-    result = register_stage(settings, run, prepared, training, evaluation, How(clean().ask, force))
+    LOADER.choose(settings, training)
+    try:
+        result = register_stage(settings, run, prepared, training, evaluation, How(LOADER.ask, force))
+    finally:
+        LOADER.close()
     runs.save_result(run, result)
     return result
 
