@@ -5,7 +5,7 @@ started them.
 |---|---|---|
 | `child` | a stage of `python -m tasks`, DVC, or `stratagem` of another checkout, for one thing | its own end |
 | `dvc` | `dvc_program` by way of `child`; `dvc status` | its own end |
-| `member` | on this machine `python -m tasks serve`, `assist` or `tf_server`: a member of a strategy | `group` |
+| `group` | on this machine `python -m tasks serve`, `assist` or `tf_server`: a member of a strategy | `cluster` |
 | `remote_members` | an engine's own process, which starts such members on other machines | `group` |
 | `model_loader` | by way of `child`, `python -m tasks load_back`, which loads models back | the stage process |
 

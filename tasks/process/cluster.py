@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks import config
-from tasks.process.group import OneProcess, ProcessGroup, is_heartbeat
-from tasks.process.member import PATIENCE, Message, Patience
+from tasks.process.child import Message
+from tasks.process.group import PATIENCE, OneProcess, Patience, ProcessGroup, is_heartbeat
 from tasks.process.stages import STAGES
 from tasks.system import errors, lifetime, network
 from tasks.system.errors import Interrupted, Preempted, StratagemError, Terminated, UserError

@@ -12,7 +12,7 @@ import pytest
 
 from tasks import config
 from tasks.process.cluster import StageProcesses
-from tasks.process.member import Patience
+from tasks.process.group import Patience
 from tasks.strategies import engines
 from tasks.system import lifetime
 from tasks.system.errors import Interrupted, Preempted, StratagemError, Terminated, UserError
