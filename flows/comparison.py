@@ -124,7 +124,7 @@ def _compare(
         seconds = time.perf_counter() - began
         rounds = max([rounds, *(repeat.round for row in progress.rows for repeat in row.repeats)])  # Kept ones count.
         result = summarise(planned, [median_row(found) for found in rows], prepared, run, seconds, rounds)
-        result = stages.report_comparison(serving, run, result)
+        result = stages.report_comparison(serving, run=run, comparison=result)
         page = config.project_root() / run.folder / "comparison.md"
         reporting.publish(page.read_text(encoding="utf-8"), key="comparison", description=run.name)
         if all(row.reason is not None for row in result.rows):
@@ -161,7 +161,9 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int, sitt
     run = None
     try:
         with runs.lock(runs.key_of(pair.settings), runs.describe(pair.settings), flow_run.id) as run_lock:
-            run = stages.start_run(pair.settings, prepared, flow_run.id, parent.run_id)
+            run = stages.start_run(
+                pair.settings, prepared=prepared, flow_run_id=flow_run.id, parent_run_id=parent.run_id
+            )
             run_lock.note(run_id=run.run_id)
             start_seconds = time.perf_counter() - began
             with stages.finishing(pair.settings, run):

@@ -7,7 +7,7 @@ a task with tags Prefect asks its server before it lets it begin, and a run must
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
@@ -17,7 +17,8 @@ from flows.operate import notifications
 from flows.training_log import epochs_logged
 from tasks.config import Settings
 from tasks.operations import dvc_data, pipeline
-from tasks.process import client
+from tasks.process import client, stages
+from tasks.process.stages import Stage
 from tasks.records import PreparedDataset, Run, TrainingResult
 from tasks.system.errors import DownloadError
 
@@ -63,17 +64,26 @@ def _as_task(function: Callable[P, R], name: str, run_name: str) -> Task[P, R]:
     return Task(function, name=name, task_run_name=run_name, cache_policy=NO_CACHE)
 
 
+def _of_stage(stage: Stage[P, R], name: str, run_name: str) -> Task[Concatenate[Settings, P], R]:
+    """Return a task that has the stage process run a stage; a name finds the arguments of the stage in ``given``."""
+
+    def call(settings: Settings, *unnamed: P.args, **given: P.kwargs) -> R:
+        return stage(settings, *unnamed, **given)
+
+    return _as_task(call, name, run_name)
+
+
 start_or_resume = _as_task(pipeline.start_or_resume, "start_or_resume", "start or resume run " + LOOP)
-start_run = _as_task(client.start_run, "start_run", "start run " + LOOP)
+start_run = _of_stage(stages.start_run, "start_run", "start run " + LOOP)
 start_or_resume_comparison = _as_task(
     pipeline.start_or_resume_comparison, "start_comparison", "start or resume comparison " + DATASET
 )
 evaluate = _as_task(client.evaluate, "evaluate", "evaluate {settings.evaluate.checkpoint} " + LOOP)
-register = _as_task(client.register, "register", "register {settings.model.name} " + STRATEGY)
-start_sweep = _as_task(client.start_sweep, "start_sweep", "start sweep {name} " + DATASET)
-resume_sweep = _as_task(client.resume_parent, "resume_sweep", "resume sweep {run.name}")
-report_comparison = _as_task(client.report_comparison, "report", "report {run.name}")
-report_sweep = _as_task(client.report_sweep, "report", "report {run.name}")
+register = _of_stage(stages.register, "register", "register {settings.model.name} " + STRATEGY)
+start_sweep = _of_stage(stages.start_sweep, "start_sweep", "start sweep {given[name]} " + DATASET)
+resume_sweep = _of_stage(stages.resume_parent, "resume_sweep", "resume sweep {given[run].name}")
+report_comparison = _of_stage(stages.report_comparison, "report", "report {given[run].name}")
+report_sweep = _of_stage(stages.report_sweep, "report", "report {given[run].name}")
 end_run = _as_task(client.end_run, "end_run", "end run {run.name}, {status}")
 end_failed = _as_task(pipeline.end_failed, "end_failed", "end failed run {run.name}")
 

@@ -71,10 +71,12 @@ def _sweep(
     earlier = None if fresh else sweeps.find_sweep(plan, settings, prepared)
     if earlier is None:
         swept = list(space.parameters)
-        run = stages.start_sweep(settings, prepared, run_lock.holder.key, space.name, swept, flow_run.id)
+        run = stages.start_sweep(
+            settings, prepared=prepared, key=run_lock.holder.key, name=space.name, swept=swept, flow_run_id=flow_run.id
+        )
         sweeps.save_plan(run, plan)
     else:
-        run = stages.resume_sweep(settings, prepared, earlier, flow_run.id)
+        run = stages.resume_sweep(settings, prepared=prepared, run=earlier, flow_run_id=flow_run.id)
         print(f"going on with sweep {run.run_id}; --fresh begins a new one", file=sys.stderr)
     run_lock.note(run_id=run.run_id)
     folder = config.project_root() / run.folder
@@ -83,13 +85,13 @@ def _sweep(
             trials.train_all(trials.Search(space, plan, prepared, run, Event()), kept, number)
             done = kept.all()
         result = summarise(space, plan, run, prepared, done, time.perf_counter() - began)
-        stages.report_sweep(settings, run, result)
+        stages.report_sweep(settings, run=run, sweep=result)
         if result.best is None:
             reasons = dict.fromkeys(one.reason or "" for one in done)
             raise StratagemError(f"no trial was trained to its end. {'; '.join(list(reasons)[:3])}")
         final = _train_on_all(space, result)
         result = result.model_copy(update={"final": final, "seconds": round(time.perf_counter() - began, 3)})
-        stages.report_sweep(settings, run, result)
+        stages.report_sweep(settings, run=run, sweep=result)
         reporting.publish(result_page(result), key="sweep", description=run.name)
     return result
 

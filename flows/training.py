@@ -95,7 +95,9 @@ def run_pipeline(
                 evaluated = evaluated or stages.evaluate(settings, prepared, trained, run)
             with clock.measure("register"):
                 registered = runs.load_result(run, RegisteredModel)
-                registered = registered or stages.register(settings, prepared, trained, evaluated, run)
+                registered = registered or stages.register(
+                    settings, prepared=prepared, training=trained, evaluation=evaluated, run=run
+                )
             with clock.measure("report"):
                 client.write_report(settings, run, clock.read())
             summary = summarise(prepared, run, trained, evaluated, registered, clock)

@@ -22,7 +22,7 @@ from prefect.cache_policies import NO_CACHE
 from flows.training_log import epochs_logged
 from tasks import reports, runs, sweeps
 from tasks.operations import pipeline
-from tasks.process import client
+from tasks.process import client, stages
 from tasks.records import Limits, PreparedDataset, Run, SweepPlan, TrainingResult, Trial
 from tasks.system.errors import Interrupted, StratagemError, UserError
 
@@ -162,9 +162,13 @@ def trial(search: Search, one: Trial, limits: Limits) -> Trial:
         try:
             _go_on(search)
             if run is None:
-                run = client.start_trial(settings, search.prepared, search.parent, one.number, limits)
+                run = stages.start_trial(
+                    settings, prepared=search.prepared, run=search.parent, number=one.number, limits=limits
+                )
             else:
-                run = client.resume_trial(settings, search.prepared, run, limits, search.parent.flow_run_id)
+                run = stages.resume_trial(
+                    settings, prepared=search.prepared, run=run, limits=limits, flow_run_id=search.parent.flow_run_id
+                )
             _go_on(search)
             trained = runs.load_result(run, TrainingResult)
             if trained is None:

@@ -18,10 +18,11 @@ Started by `process/child.py`, for a command that imports no framework itself:
     devices                 prints the devices that TensorFlow sees
     rollback MODEL          moves the alias `champion` back to an earlier version, after loading it
 
-Started by `process/member.py` (or, on other machines, by an engine: `process/remote_members.py`):
+Started by `process/child.py`, to answer requests (or, on other machines, by an engine: `process/remote_members.py`):
     serve                   the stage process, or a cluster's chief: JSON requests on standard input, one answer each
     assist                  the same for a worker that is not the chief: it checks, trains and evaluates
     tf_server               a worker or parameter server that runs TensorFlow's server for the chief
+    load_back               loads models without the project's folder and modules
 
 Started by `stratagem.py`, `process/child.py` and `flows/operate/`:
     guard COMMAND...        runs a command, and ends it when standard input closes
@@ -39,10 +40,9 @@ from typing import TYPE_CHECKING
 
 from tasks import config, records
 from tasks.operations import dvc_stages
-from tasks.process import serve
+from tasks.process import model_loader, serve
 from tasks.process.child import run_stage
 from tasks.process.environment import keep_private
-from tasks.process.model_loader import Clean
 from tasks.system import errors, lifetime
 from tasks.system.errors import StratagemError, UserError
 from tasks.system.imports import import_quietly
@@ -151,11 +151,10 @@ def _locate(given: argparse.Namespace) -> None:
 
 
 def _roll_back(given: argparse.Namespace) -> None:
-    forked: list[Clean] = []
-    import_quietly("tasks.register", "tasks.serving.outputs", before_devices=lambda: forked.append(Clean()))
+    import_quietly("tasks.register")
     from tasks.register import rollback
 
-    print(rollback(given.name or "", forked[0].ask).model_dump_json())
+    print(rollback(given.name or "", model_loader.LOADER.ask).model_dump_json())
 
 
 def _print_place(found: "TrainedModel") -> None:
@@ -183,6 +182,7 @@ STAGES: dict[str, Callable[[argparse.Namespace], object]] = {
     "serve": lambda given: serve.serve(chief=True),
     "assist": lambda given: serve.serve(chief=False),
     "tf_server": lambda given: serve.run_tf_server(),
+    "load_back": lambda given: model_loader.serve(serve.Answers().write),
 }
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tasks.modeling import metrics
 from tasks.records import EvaluationResult, Judgement, PreparedDataset, RegisteredModel, RolledBack, Run, TrainingResult
 from tasks.runs import lineage
 from tasks.serving import loaded_back
-from tasks.serving.loaded_back import CleanProcess
+from tasks.serving.loaded_back import Loader
 from tasks.system import files
 from tasks.system.errors import StratagemError, UserError
 from tasks.tracking import trained_models
@@ -47,7 +47,7 @@ class Evaluated(NamedTuple):
 class How(NamedTuple):
     """What a registration needs beside its records."""
 
-    clean: CleanProcess
+    load: Loader
     force: bool = False
     """Make the model the champion, whatever the evidence."""
 
@@ -106,7 +106,7 @@ def register(
             standing = find_current_versions(candidate)
             judgement = _judge(settings, prepared, evaluated, candidate, standing, how)
             if not standing.has_alias or judgement.promoted:
-                other = _load_back(run, prepared, evaluated, model_uri, how.clean)
+                other = _load_back(run, prepared, evaluated, model_uri, how.load)
                 if other is not None:
                     return _none(run, model_uri, name, other)
             return register_version(candidate, judgement)
@@ -204,7 +204,7 @@ def _judge(
     else:
         champion = None
         if standing.champion is not None:
-            champion = _champion(settings, prepared, evaluated.given, candidate.name, standing, how.clean)
+            champion = _champion(settings, prepared, evaluated.given, candidate.name, standing, how.load)
         judgement = gate.judge(settings, prepared, evaluated.record, evaluated.given, champion)
     return gate.forced(judgement) if how.force else judgement
 
@@ -215,7 +215,7 @@ def _champion(
     given: Predictions,
     name: str,
     standing: CurrentVersions,
-    clean: CleanProcess,
+    load: Loader,
 ) -> gate.Champion:
     """Return the champion with its outputs for the present test rows, which are computed where there are none."""
     version, tags = str(standing.champion), standing.champion_tags
@@ -232,7 +232,7 @@ def _champion(
         reason = "it cannot be given the present ones: image size, columns, vocabularies or classes are others now"
         return gate.Champion(version, None, f"{why}; {reason}. --force takes its place")
     try:
-        outputs = loaded_back.of_keras_file(name, version, tags, clean, prepared)
+        outputs = loaded_back.of_keras_file(name, version, tags, load, prepared)
         loaded_back.check(outputs, prepared)
     except Unavailable:
         raise
@@ -241,14 +241,12 @@ def _champion(
     return gate.Champion(version, Predictions(given.labels, outputs), scored_again=True)
 
 
-def _load_back(
-    run: Run, prepared: PreparedDataset, evaluated: Evaluated, model_uri: str, clean: CleanProcess
-) -> str | None:
+def _load_back(run: Run, prepared: PreparedDataset, evaluated: Evaluated, model_uri: str, load: Loader) -> str | None:
     """Return why a logged model is not what was evaluated; None where it is, loaded back in a process of its own."""
     place, given = model_place(model_uri), evaluated.given
     rows = loaded_back.sample(len(given.outputs))
     try:
-        found = loaded_back.through_mlflow(place, clean, prepared, rows)
+        found = loaded_back.through_mlflow(place, load, prepared, rows)
     except Unavailable:
         raise
     except StratagemError as error:
@@ -295,14 +293,14 @@ class FoundEvaluation(NamedTuple):
     """Why there is nothing to compare with; empty if there is."""
 
 
-def rollback(name: str, clean: CleanProcess) -> RolledBack:
+def rollback(name: str, load: Loader) -> RolledBack:
     """Move the alias `champion` back, after the model was loaded back as for a registration.
 
     Data or outputs of the evaluation that are not here any more are not compared; the record says so.
 
     Args:
         name: of the registered model.
-        clean: computes what the model gives, in a process that knows nothing of the run.
+        load: loads the model and computes what it gives, in a process that knows nothing of the run.
 
     Raises:
         UserError: there is no such registered model, no version that was the champion before, or that one cannot be
@@ -312,7 +310,7 @@ def rollback(name: str, clean: CleanProcess) -> RolledBack:
     """
     with registering():
         back = find_rollback(name)
-        seen = _load_version_back(back, _find_evaluation(back), clean)
+        seen = _load_version_back(back, _find_evaluation(back), load)
         move_champion_back(back)
     return RolledBack(model_name=name, before=back.champion, now=back.version, missing=back.missing, loaded_back=seen)
 
@@ -336,7 +334,7 @@ def _find_evaluation(back: Rollback) -> FoundEvaluation:
     return FoundEvaluation(run, prepared, outputs, missing)
 
 
-def _load_version_back(back: Rollback, found: FoundEvaluation, clean: CleanProcess) -> str:
+def _load_version_back(back: Rollback, found: FoundEvaluation, load: Loader) -> str:
     """Load a version back, and return a sentence about what it gives.
 
     Raises:
@@ -346,7 +344,7 @@ def _load_version_back(back: Rollback, found: FoundEvaluation, clean: CleanProce
     count = 0 if prepared is None else prepared.splits["test"].num_examples
     rows = loaded_back.sample(count) if count else None
     try:
-        outputs = _compute_version(back, prepared, rows, clean)
+        outputs = _compute_version(back, prepared, rows, load)
         if prepared is None:
             loaded_back.check_numbers(outputs)
         else:
@@ -372,7 +370,7 @@ def _load_version_back(back: Rollback, found: FoundEvaluation, clean: CleanProce
 
 
 def _compute_version(
-    back: Rollback, prepared: PreparedDataset | None, rows: list[int] | None, clean: CleanProcess
+    back: Rollback, prepared: PreparedDataset | None, rows: list[int] | None, load: Loader
 ) -> npt.NDArray[Any]:
     """Return the outputs of a version.
 
@@ -380,12 +378,12 @@ def _compute_version(
     store: there only the version's .keras file is loaded, because what MLflow loads beside it is code.
     """
     if is_own_store():
-        return loaded_back.through_mlflow(back.place, clean, prepared, rows)
+        return loaded_back.through_mlflow(back.place, load, prepared, rows)
     if not {"keras_file_sha256", "model", "model_digest", "weights_digest"} <= set(back.tags):
         raise UserError(
             "this project did not register it, and a server's model that says nothing of itself may be code"
         )
-    return loaded_back.of_keras_file(back.name, back.version, back.tags, clean, prepared, rows)
+    return loaded_back.of_keras_file(back.name, back.version, back.tags, load, prepared, rows)
 
 
 def _no_rollback(back: Rollback, reason: str) -> UserError:

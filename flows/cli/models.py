@@ -198,12 +198,13 @@ def export(
     """
     with command(debug):
         from tasks.operations import pipeline
-        from tasks.process import client
+        from tasks.process import client, stages
         from tasks.serving import formats
 
         formats.find_format(format)
         settings, prepared, running, which = pipeline.find_model(run_id, checkpoint)
-        result = client.export(settings, prepared, running, format, which, to and to.absolute())
+        folder = str(to.absolute()) if to is not None else None
+        result = stages.export(settings, prepared=prepared, run=running, format=format, checkpoint=which, folder=folder)
         client.stop_processes()
         print(result.model_dump_json()) if json else print_export(result)
 

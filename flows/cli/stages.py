@@ -136,12 +136,14 @@ def register(
     with command(debug):
         from tasks import runs
         from tasks.operations import pipeline
-        from tasks.process import client
+        from tasks.process import client, stages
 
         settings, prepared, running, training = pipeline.load_training(recipe, overrides, run_id)
         evaluation = runs.load_evaluation(running)
         with runs.lock(running.key, f"run {running.run_id}"):
-            result = client.register(settings, prepared, training, evaluation, running, force)
+            result = stages.register(
+                settings, prepared=prepared, training=training, evaluation=evaluation, run=running, force=force
+            )
             client.write_report(settings, running)
         client.stop_processes()
         shown = ("run_id", "model_name", "model_version", "aliases", "judgement", "model_uri", "reason", "notes")

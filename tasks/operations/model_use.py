@@ -97,7 +97,7 @@ def serve(model: str | None, port: int, poll_seconds: float, key: str, tell: Cal
         request = ServingRequest(model=_absolute(reference), port=port, poll_seconds=poll_seconds)
         path = records.save(request, Path(folder) / "request.json")
         with child.serving("serve_model", str(path), environment={"STRATAGEM_KEY": key}) as process:
-            if process.stdout is not None and (line := process.stdout.readline()):
+            if line := process.output.readline():
                 tell(Serving.model_validate_json(line))
             code = process.wait()
     raise StratagemError(f"the server of the model ended by itself, with {code}")

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from tasks import config, records, runs
 from tasks.operations import dvc_data, preconditions
-from tasks.process import client
+from tasks.process import client, stages
 from tasks.process.child import run_stage
 from tasks.records import PreparedDataset, Record, Run, RunSummary, TrainingResult
 from tasks.runs import lineage, remote
@@ -64,14 +64,16 @@ def start_or_resume(
             print(why, file=sys.stderr)
     resumed = unfinished or runs.find_named(settings, resumption.run)
     if resumed is None:
-        run = client.start_run(settings, prepared, flow_run_id)
+        run = stages.start_run(settings, prepared=prepared, flow_run_id=flow_run_id)
     else:
         run_id = resumed.run_id
         remote.check_still_ours(resumed, settings.checkpoint.remote)
         if unfinished is not None:
             changed = runs.changes_without_result(settings, unfinished)
             print(f"resuming run {run_id}, which is unfinished{changed}; --fresh starts a new one", file=sys.stderr)
-        run = client.resume_run(settings, prepared, run_id, flow_run_id, resumption.allow_changes)
+        run = stages.resume_run(
+            settings, prepared=prepared, run_id=run_id, flow_run_id=flow_run_id, allow_changes=resumption.allow_changes
+        )
     run_lock.note(run_id=run.run_id)
     return run
 
@@ -96,10 +98,10 @@ def start_or_resume_comparison(
     if unfinished is None:
         if why is not None:
             print(why, file=sys.stderr)
-        run = client.start_comparison(settings, prepared, key, flow_run_id)
+        run = stages.start_comparison(settings, prepared=prepared, key=key, flow_run_id=flow_run_id)
         progress = records.ComparisonProgress(sitting=1, rows=())
     else:
-        run = client.resume_parent(settings, prepared, unfinished, flow_run_id)
+        run = stages.resume_parent(settings, prepared=prepared, run=unfinished, flow_run_id=flow_run_id)
         progress = runs.load_progress(run)
         progress = progress.model_copy(update={"sitting": progress.sitting + 1})
         kept = len(progress.rows)
@@ -118,9 +120,9 @@ def end_failed(settings: config.Settings, run: Run, error: BaseException) -> Non
     A failure to do so is printed, not raised: the user needs to see ``error``.
     """
     killed = isinstance(error, errors.Interrupted) or not isinstance(error, Exception)
-    status, reason = "KILLED" if killed else "FAILED", str(error) or type(error).__name__
+    status: Literal["KILLED", "FAILED"] = "KILLED" if killed else "FAILED"
     try:
-        client.end_run(settings, run, status, reason)
+        client.end_run(settings, run, status, str(error) or type(error).__name__)
     except StratagemError as other:
         print(f"run {run.run_id} could not be ended as {status}: {other}", file=sys.stderr)
 
@@ -359,7 +361,7 @@ def find_model(name: str, checkpoint: str | None) -> tuple[config.Settings, Prep
         return settings, prepared, run, "best" if checkpoint == "best" else "latest"
     if checkpoint is not None:
         raise UserError(f"{name} is one model of its run: leave --checkpoint out, or name the run")
-    found = client.find_model(config.load(), name)
+    found = stages.find_model(config.load(), uri=name)
     if (logged := runs.look_up(found.run_id)) is None:
         raise UserError(f"{name} is of run {found.run_id}, which is not in mlruns/ here: give the command where it is")
     settings, prepared, training = _load_trained(logged)

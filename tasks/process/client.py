@@ -1,4 +1,5 @@
-"""The stages, as the rest of the program calls them: each runs in the stage process of this command (`serve`).
+"""The stage process of this command (`serve`), to which a row of `stages` is a request, and the stages that take more
+than a request.
 
 The stage process imports its framework once and then serves train, evaluate and register. It starts as early as
 possible, so that its imports overlap with the start of Prefect and DVC. In a cluster it is the chief.
@@ -8,29 +9,16 @@ import atexit
 import json
 import sys
 import threading
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from tasks import config
-from tasks.process import remote_members
+from tasks.process import remote_members, stages
 from tasks.process.cluster import StageProcesses
 from tasks.process.environment import stage_environment
-from tasks.records import (
-    Comparison,
-    EvaluationResult,
-    ExportedModel,
-    Limits,
-    LoggedModel,
-    Pace,
-    PreparedDataset,
-    Record,
-    RegisteredModel,
-    Run,
-    Sweep,
-    TrainingResult,
-    Trial,
-)
+from tasks.process.stages import Output, P, Stage
+from tasks.records import EvaluationResult, Pace, PreparedDataset, Record, Run, TrainingResult, Trial
 from tasks.runs import remote
 from tasks.strategies import engines
 from tasks.system.errors import Interrupted, StratagemError, UserError
@@ -121,27 +109,40 @@ def peak_memory_bytes() -> int | None:
     return (_own.processes.group.peak_memory_bytes or None) if _own.processes is not None else None
 
 
-def start_run(
-    settings: config.Settings,
-    prepared: PreparedDataset,
-    flow_run_id: str | None = None,
-    parent_run_id: str | None = None,
-) -> Run:
-    """Start the MLflow run of a pipeline; refuse settings that cannot be trained."""
-    ids = {"flow_run_id": flow_run_id, "parent_run_id": parent_run_id}
-    return Run.model_validate(_call("start_run", settings, with_cluster=True, prepared=prepared, **ids))
+def call(stage: Stage[P, Output], settings: config.Settings, *unnamed: P.args, **given: P.kwargs) -> Output:
+    """Have the stage process run a stage, and return its result.
+
+    Args:
+        stage: a row of `stages`. This module has functions for those that take more than a request.
+        settings: determine the process.
+        unnamed: none; the stage process knows arguments by their names.
+        given: records and JSON values.
+
+    Raises:
+        UserError: the stage refused its input, or according to TF_CONFIG this process is not the chief.
+        StratagemError: the stage failed.
+        Interrupted: the stage was stopped by Ctrl-C or SIGTERM.
+    """
+    place = settings
+    if stage.on_cpu:
+        on_cpu = config.OneDevice(kind="one_device", device="cpu")
+        train = settings.train.model_copy(update={"deterministic": False})
+        place = settings.model_copy(update={"strategy": on_cpu, "train": train})
+    processes = start_processes(place, with_cluster=stage.is_shared or stage.starts_run)
+    if not processes.first.member.is_chief:
+        name = processes.first.member.name
+        stop_processes()
+        raise UserError(
+            f"TF_CONFIG makes this process {name}, and only the chief runs a pipeline: start the members with "
+            "`stratagem run` or `stratagem train`, or unset TF_CONFIG"
+        )
+    answer = processes.call(stage.name, _arguments(settings, *unnamed, **given))
+    return TypeAdapter(stage.output).validate_python(answer)
 
 
-def resume_run(
-    settings: config.Settings,
-    prepared: PreparedDataset,
-    run_id: str,
-    flow_run_id: str | None = None,
-    allow_changes: bool = False,
-) -> Run:
-    """Resume a run; refuse it if it would become another training."""
-    given = {"run_id": run_id, "flow_run_id": flow_run_id, "allow_changes": allow_changes}
-    return Run.model_validate(_call("resume_run", settings, with_cluster=True, prepared=prepared, **given))
+def _arguments(settings: config.Settings, **given: Any) -> dict[str, Any]:
+    values = {name: v.model_dump(mode="json") if isinstance(v, Record) else v for name, v in given.items()}
+    return {"settings": settings.to_json(), **values}
 
 
 def measure_pace(settings: config.Settings, prepared: PreparedDataset, examples: int) -> Pace:
@@ -153,70 +154,26 @@ def measure_pace(settings: config.Settings, prepared: PreparedDataset, examples:
             "train": settings.train.model_copy(update=train),
         }
     )
-    return Pace.model_validate(_call("measure_pace", alone, prepared=prepared))
-
-
-def start_comparison(
-    settings: config.Settings, prepared: PreparedDataset, key: str, flow_run_id: str | None = None
-) -> Run:
-    """Start the MLflow run that is the parent of a comparison's runs."""
-    return Run.model_validate(_call("start_comparison", settings, prepared=prepared, key=key, flow_run_id=flow_run_id))
-
-
-def start_sweep(
-    settings: config.Settings,
-    prepared: PreparedDataset,
-    key: str,
-    name: str,
-    swept: list[str],
-    flow_run_id: str | None = None,
-) -> Run:
-    """Start the MLflow run that is the parent of a sweep's trials."""
-    given: dict[str, Any] = {"key": key, "name": name, "swept": swept, "flow_run_id": flow_run_id}
-    return Run.model_validate(_call("start_sweep", settings, prepared=prepared, **given))
-
-
-def start_trial(settings: config.Settings, prepared: PreparedDataset, run: Run, number: int, limits: Limits) -> Run:
-    """Start the MLflow run of a trial of the sweep ``run``; refuse settings that cannot be trained."""
-    given: dict[str, Any] = {"run": run, "number": number, "limits": limits}
-    return Run.model_validate(_call("start_trial", settings, with_cluster=True, prepared=prepared, **given))
-
-
-def resume_trial(
-    settings: config.Settings, prepared: PreparedDataset, run: Run, limits: Limits, flow_run_id: str | None = None
-) -> Run:
-    """Resume a trial."""
-    given: dict[str, Any] = {"run": run, "limits": limits, "flow_run_id": flow_run_id}
-    return Run.model_validate(_call("resume_trial", settings, with_cluster=True, prepared=prepared, **given))
+    return stages.measure_pace(alone, prepared=prepared)
 
 
 def end_trial(settings: config.Settings, run: Run, trial: Trial) -> None:
     """Record in MLflow how a trial ended, and end its run."""
-    _call("end_trial", settings, run=run, trial=trial)
+    stages.end_trial(settings, run=run, trial=trial)
     remote.finish(run)
-
-
-def report_sweep(settings: config.Settings, run: Run, sweep: Sweep) -> None:
-    """Write a sweep's record, table and page into its folder and into MLflow."""
-    _call("report_sweep", settings, run=run, sweep=sweep)
 
 
 def train(settings: config.Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
     """Train; the result and MLflow say why members of the cluster were restarted meanwhile."""
     _own.restarts = ()
-    processes = _processes_of_chief(settings, with_cluster=True)
     try:
         with remote.copied_meanwhile(run, settings.checkpoint.remote):
-            answer = processes.call("train", _arguments(settings, prepared=prepared, run=run))
-    except BaseException:
-        if processes.restarts:
-            _call("report_restarts", settings, run=run, restarts=processes.restarts)
-        raise
+            result = stages.train(settings, prepared=prepared, run=run)
     finally:
-        _own.restarts = tuple(processes.restarts)
-    if processes.restarts:
-        answer = _call("report_restarts", settings, run=run, restarts=processes.restarts, training=answer)
-    return TrainingResult.model_validate(answer)
+        _own.restarts = tuple(_own.processes.restarts) if _own.processes is not None else ()
+        if _own.restarts:
+            stages.report_restarts(settings, run=run, restarts=_own.restarts)
+    return result.model_copy(update={"restarts": _own.restarts})
 
 
 def restarts() -> tuple[str, ...]:
@@ -229,66 +186,21 @@ def evaluate(
 ) -> EvaluationResult:
     """Evaluate, on the devices of the run's strategy or on one."""
     settings = _evaluable(settings)
-    everywhere = settings.evaluate.has_runs_devices
-    stage = "evaluate" if everywhere else "evaluate on one device"
-    return EvaluationResult.model_validate(
-        _call(stage, settings, with_cluster=everywhere, prepared=prepared, training=training, run=run)
-    )
+    stage = stages.evaluate if settings.evaluate.has_runs_devices else stages.evaluate_on_one_device
+    return stage(settings, prepared=prepared, training=training, run=run)
 
 
-def register(
-    settings: config.Settings,
-    prepared: PreparedDataset,
-    training: TrainingResult,
-    evaluation: EvaluationResult,
-    run: Run,
-    force: bool = False,
-) -> RegisteredModel:
-    """Register the evaluated model; with ``force`` it becomes the champion regardless of the evidence."""
-    given: dict[str, Any] = {"training": training, "evaluation": evaluation, "run": run, "force": force}
-    return RegisteredModel.model_validate(_call("register", settings, prepared=prepared, **given))
-
-
-def write_report(settings: config.Settings, run: Run, seconds: Mapping[str, float] | None = None) -> None:
+def write_report(settings: config.Settings, run: Run, seconds: dict[str, float] | None = None) -> None:
     """Write a run's page from its records, with the seconds of its stages so far.
 
     A failure is printed, not raised: the run has its result without the page.
     """
     try:
-        _call("write_report", settings, run=run, seconds=dict(seconds) if seconds is not None else None)
+        stages.write_report(settings, run=run, seconds=seconds)
     except Interrupted:
         raise
     except StratagemError as error:
         print(f"the report could not be written: {error}; `stratagem report {run.run_id}` tries again", file=sys.stderr)
-
-
-def find_model(settings: config.Settings, uri: str) -> LoggedModel:
-    """Return the run and the digest of the model at an MLflow address such as ``models:/NAME@ALIAS``."""
-    return LoggedModel.model_validate(_call_on_tensorflow("find_model", settings, uri=uri))
-
-
-def export(
-    settings: config.Settings,
-    prepared: PreparedDataset,
-    run: Run,
-    format: str,
-    checkpoint: str,
-    folder: Path | None = None,
-) -> ExportedModel:
-    """Export a trained model into a folder, by default one of its run's, and compare the files' outputs with Keras'."""
-    given = {"run": run, "format": format, "checkpoint": checkpoint, "folder": folder and str(folder)}
-    return ExportedModel.model_validate(_call_on_tensorflow("export", settings, prepared=prepared, **given))
-
-
-def resume_parent(settings: config.Settings, prepared: PreparedDataset, run: Run, flow_run_id: str | None) -> Run:
-    """Resume an unfinished comparison or sweep."""
-    return Run.model_validate(_call("resume_parent", settings, prepared=prepared, run=run, flow_run_id=flow_run_id))
-
-
-def report_comparison(settings: config.Settings, run: Run, comparison: Comparison) -> Comparison:
-    """Write a comparison's table and pages into its folder and into MLflow; return it with the intervals of its
-    measurements and the conclusions from them."""
-    return Comparison.model_validate(_call("report_comparison", settings, run=run, comparison=comparison))
 
 
 def assist(settings: config.Settings, prepared: PreparedDataset, evaluates: bool) -> None:
@@ -299,50 +211,14 @@ def assist(settings: config.Settings, prepared: PreparedDataset, evaluates: bool
         processes.call(stage, _arguments(settings, prepared=prepared))
 
 
-def end_run(settings: config.Settings, run: Run, status: str, reason: str | None = None) -> None:
+def end_run(
+    settings: config.Settings, run: Run, status: Literal["FINISHED", "FAILED", "KILLED"], reason: str | None = None
+) -> None:
     """End the MLflow run as FINISHED, FAILED or KILLED."""
     try:
-        _call("end_run", settings, run=run, status=status, reason=reason)
+        stages.end_run(settings, run=run, status=status, reason=reason)
     finally:
         remote.finish(run)
-
-
-def _call(stage: str, settings: config.Settings, with_cluster: bool = False, **arguments: Any) -> Any:
-    """Run a stage in the stage process; return its record as JSON values."""
-    return _processes_of_chief(settings, with_cluster).call(stage, _arguments(settings, **arguments))
-
-
-def _call_on_tensorflow(stage: str, settings: config.Settings, **arguments: Any) -> Any:
-    """Run a stage in a process that computes with TensorFlow on the CPU, whatever the run was trained on.
-
-    A GPU rounds float32 to TF32, which would hide the error of a wrongly exported model.
-    """
-    on_cpu = config.OneDevice(kind="one_device", device="cpu")
-    train = settings.train.model_copy(update={"deterministic": False})
-    process = start_processes(settings.model_copy(update={"strategy": on_cpu, "train": train}), with_cluster=False)
-    return process.call(stage, _arguments(settings, **arguments))
-
-
-def _arguments(settings: config.Settings, **arguments: Any) -> dict[str, Any]:
-    values = {name: v.model_dump(mode="json") if isinstance(v, Record) else v for name, v in arguments.items()}
-    return {"settings": settings.to_json(), **values}
-
-
-def _processes_of_chief(settings: config.Settings, with_cluster: bool) -> StageProcesses:
-    """Return the stage process.
-
-    Raises:
-        UserError: according to TF_CONFIG this process is not the chief.
-    """
-    processes = start_processes(settings, with_cluster)
-    if not processes.first.member.is_chief:
-        name = processes.first.member.name
-        stop_processes()
-        raise UserError(
-            f"TF_CONFIG makes this process {name}, and only the chief runs a pipeline: start the members with "
-            "`stratagem run` or `stratagem train`, or unset TF_CONFIG"
-        )
-    return processes
 
 
 def _evaluable(settings: config.Settings) -> config.Settings:

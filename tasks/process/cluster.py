@@ -13,15 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks import config
-from tasks.process.group import OneProcess, ProcessGroup, is_heartbeat
-from tasks.process.member import PATIENCE, Message, Patience
+from tasks.process.child import Message
+from tasks.process.group import PATIENCE, OneProcess, Patience, ProcessGroup, is_heartbeat
+from tasks.process.stages import STAGES
 from tasks.system import errors, lifetime, network
 from tasks.system.errors import Interrupted, Preempted, StratagemError, Terminated, UserError
 
-# Requests that every worker takes part in, and what the workers other than the chief run for each.
-SHARED = {"check": "check", "train": "assist", "evaluate": "assist_evaluation"}
-# Requests that start or resume a run.
-STARTING = ("start_run", "resume_run", "start_trial", "resume_trial")
 # The message for a stage that was interrupted and did not answer in time, died, or had just ended.
 NOT_SAID = "the next start goes on from the latest checkpoint"
 
@@ -85,10 +82,11 @@ class StageProcesses:
             StratagemError: the stage failed, or processes died more often than they may be restarted.
             Interrupted: the stage was stopped by Ctrl-C or SIGTERM.
         """
-        if stage in STARTING:
+        starts_run = STAGES[stage].starts_run
+        if starts_run:
             self.restarts = []
         try:
-            if stage in STARTING and self._cluster is not None:
+            if starts_run and self._cluster is not None:
                 # First: a member that is lost meanwhile must not leave a run that nobody ends.
                 self._call("check", {name: arguments[name] for name in ("settings", "prepared")})
             return self._call(stage, arguments)
@@ -99,8 +97,8 @@ class StageProcesses:
             raise
 
     def _call(self, stage: str, arguments: dict[str, Any]) -> Any:
-        works = stage in ("train", "evaluate") and "run" in arguments
-        folder = config.project_root() / arguments["run"]["folder"] if works else None
+        is_shared = STAGES[stage].is_shared
+        folder = config.project_root() / arguments["run"]["folder"] if is_shared and "run" in arguments else None
         # A training follows a check. An evaluation may be the first request: the logs are not open yet.
         if folder is not None and stage == "train":
             self.group.move_logs(folder)
@@ -116,14 +114,14 @@ class StageProcesses:
         except KeyboardInterrupt as interrupt:
             said = self._interrupt()
             code = getattr(interrupt, "exit_code", 130)
-            if code == Terminated.exit_code and stage in SHARED and self.group.is_foreign:
+            if code == Terminated.exit_code and is_shared and self.group.is_foreign:
                 raise Preempted(f"{stage} was told to stop: {said or NOT_SAID}") from None
             raise Interrupted(said or f"{stage} was interrupted", code) from None
         except StratagemError:
             raise
         except BaseException:  # Such as Prefect's, when it cancels a run.
             said = self._interrupt()
-            if self.group.is_foreign and stage in SHARED:
+            if is_shared and self.group.is_foreign:
                 raise Preempted(f"{stage} was told to stop: {said or NOT_SAID}") from None
             raise
 
@@ -168,20 +166,19 @@ class StageProcesses:
         """Send a request to all processes that take part in it; return the chief's record when all have answered."""
         self._num_requests += 1
         asked = [self.first]
-        if stage in SHARED:
+        if STAGES[stage].is_shared:
             asked = [process for process in self.group.processes if process.entry != "tf_server"]
         for one in self.group.processes:
             one.silent_seconds = 0.0
         for one in asked:
-            request = {"id": self._num_requests, "stage": stage, "arguments": arguments}
+            given = arguments
             if one.entry == "assist":
-                needed = {name: arguments[name] for name in ("settings", "prepared")}
-                request |= {"stage": SHARED[stage], "arguments": needed}
-            one.send(request)
+                given = {name: arguments[name] for name in ("settings", "prepared")}
+            one.send({"id": self._num_requests, "stage": stage, "arguments": given})
         answers: dict[OneProcess, Message] = {}
         deadline = math.inf
         while len(answers) < len(asked) and time.monotonic() < deadline:
-            process, reply = self._listen(watch=stage in SHARED)
+            process, reply = self._listen(watch=STAGES[stage].is_shared)
             if process is None:
                 continue
             if reply is None:
@@ -219,7 +216,7 @@ class StageProcesses:
         return process, reply
 
     def _handle_death(self, process: OneProcess, stage: str) -> None:
-        if self._cluster is not None and stage in SHARED:
+        if self._cluster is not None and STAGES[stage].is_shared:
             self._lose(process, f"died ({process.death})")
             return
         self._broken = True
@@ -253,7 +250,7 @@ class StageProcesses:
         failed.sort(key=lambda pair: (pair[1]["type"] == "StratagemError", pair[0] is not self.first))
         process, reply = failed[0]
         lost = [one for one, answer in failed if answer.get("lost_peer")]
-        if reply["type"] == "StratagemError" and lost and self._cluster is not None and stage in SHARED:
+        if reply["type"] == "StratagemError" and lost and self._cluster is not None and STAGES[stage].is_shared:
             return _Lost(
                 f"{silent[0].member.name} no longer answers" if silent else f"{lost[0].member.name} lost its peers"
             )

@@ -5,9 +5,7 @@
 
 import os
 import shutil
-import signal
 import stat
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +13,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from tasks import config
-from tasks.process.child import started
+from tasks.process.child import Child, started
 from tasks.process.environment import stage_environment
 from tasks.runs import lineage
 from tasks.system import files
 from tasks.system.errors import StratagemError, UserError
-from tasks.system.lifetime import held_open
 
 BUSY_SECONDS = 600.0
 
@@ -56,14 +53,14 @@ def let(
         StratagemError: a stage failed, DVC died, or another command was preparing data for too long.
     """
     configure()
-    command = ["-m", "tasks.process.dvc_program", *options, action, *targets]
+    command = [sys.executable, "-m", "tasks.process.dvc_program", *options, action, *targets]
     try:
         # DVC refuses at once when another of its commands runs; a second flow waits here instead.
         with lock(root, BUSY_SECONDS), started(command, more or {}, stdout=sys.stderr) as child:
             try:
                 code = child.wait()
             except BaseException:
-                os.killpg(child.pid, signal.SIGTERM)
+                child.terminate_group()
                 child.wait()
                 raise
     except Timeout:
@@ -77,17 +74,14 @@ def let(
 def is_up_to_date(target: str, root: Path) -> bool:
     """Return whether DVC finds a stage, and all that it depends on, to be done; nothing is made."""
     configure()
-    with held_open() as stdin:
-        looked = subprocess.run(
-            [sys.executable, "-m", "dvc", "status", "--quiet", "--with-deps", target],
-            check=False,
-            cwd=root,
-            env=stage_environment(None),
-            stdin=stdin,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-    return looked.returncode == 0
+    command = [sys.executable, "-m", "dvc", "status", "--quiet", "--with-deps", target]
+    nowhere = Path(os.devnull)
+    with nowhere.open("w", encoding="utf-8") as stdout:
+        looked = Child(command, stage_environment(None), folder=root, stdout=stdout, log=nowhere, own_group=False)
+        try:
+            return looked.wait() == 0
+        finally:
+            looked.kill()
 
 
 def configure() -> None:

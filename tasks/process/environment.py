@@ -60,6 +60,7 @@ def stage_environment(settings: config.Settings | None) -> dict[str, str]:
     # Set only after the stage process was started, and no stage's business: a key least of all.
     for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
         environment.pop(name, None)
+    environment.pop("STRATAGEM_ERROR", None)  # The file for the error of this process.
     environment.pop("TF_CONFIG", None)  # A launcher says who is a member of a cluster.
     environment.pop("PYTHONWARNINGS", None)  # As errors, Keras' own warnings would end each training.
     if settings is not None:

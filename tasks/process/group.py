@@ -13,14 +13,76 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasks import config
-from tasks.process.member import MemberProcess, Message, Patience, Replies
+from tasks.process.child import Child, Message, stage_command
 from tasks.process.remote_members import Allocation, PlacedProcess
 from tasks.strategies import engines
 from tasks.strategies.engines import Member
 from tasks.strategies.engines.isolation import Network
+
+
+class Patience(NamedTuple):
+    """How long to wait for a process."""
+
+    start_seconds: float = 300.0
+    """From a request until the first heartbeat of a process that builds the strategy for it: imports on a busy machine,
+    and waiting for the last of its peers."""
+    lost_peer_seconds: float = 5.0
+    """When a process fails because another one died, that death is noticed within this time."""
+    poll_seconds: float = 1.0
+
+
+PATIENCE = Patience()
+
+
+class MemberProcess(Child):
+    """A member of a cluster on this machine, or the only process of a strategy without one."""
+
+    has_place = True
+    """Whether it can be restarted at the same place."""
+
+    def __init__(
+        self,
+        member: Member,
+        entry: str,
+        environment: Mapping[str, str],
+        log: Path | None,
+        replies: "Replies",
+        network: Network | None = None,
+    ) -> None:
+        """Start the process.
+
+        Args:
+            member: its role, with variables of its own.
+            entry: the stage of `python -m tasks`.
+            environment: the member's variables are added to it.
+            log: for its standard error; the chief writes to the terminal, and only its libraries write to the log.
+            replies: receives its messages, and None at its end.
+            network: the network namespace to start it in, if not this process's.
+        """
+        self.member = member
+        self.entry = entry
+        self.has_begun = False
+        """Whether it has sent a heartbeat."""
+        self.silent_seconds = 0.0
+        """Since its last heartbeat, or since its first request."""
+        environment = {**environment, **member.environment}
+        if log is not None:
+            environment["STRATAGEM_LOG"] = str(log)
+        command = stage_command(entry)
+        super().__init__(
+            command if network is None else network.command(command),
+            environment,
+            log=None if entry == "serve" else log,
+            pass_fds=() if network is None else network.descriptors,
+        )
+        self.listen(lambda message: replies.put((self, message)))
+
+
+# A process (`MemberProcess`, or `PlacedProcess` on another machine) and its message; None is its end.
+Replies = SimpleQueue[tuple[Any, Message | None]]
 
 OneProcess = MemberProcess | PlacedProcess
 """On this machine, or on another one."""

@@ -1,51 +1,50 @@
-"""A process that knows nothing of the run: models are loaded back in it, as on the machine that will serve them.
+"""Loads a model back as on the machine that will serve it: without the project's folder and modules, on a CPU.
 
-It is forked from the stage process when that has imported its framework, and before it has used a device, a thread of
-the framework's or the user's own code. It has neither the project's modules nor its folder. A process started afresh
-would import the framework once more, 4 to 5 s of a processor; this one costs nothing until it is asked.
+The stage process itself does that with a model whose file names only layers of Keras, after it has cleared its session.
+All others, such as those of the user's own code, are loaded in a child process. It starts when the evaluation starts,
+because it imports the framework, 4 to 5 s of a processor.
 """
 
-import contextlib
 import json
 import os
-import select
-import signal
-import stat
+import re
 import sys
 import tempfile
-import time
 import traceback
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
+from tasks import config
+from tasks.process.child import Child, stage_command
+from tasks.process.environment import stage_environment
+from tasks.records import TrainingResult
 from tasks.system import lifetime
 from tasks.system.errors import StratagemError, cut
-
-LIMIT_SECONDS = 1800.0
-"""After so long a process that was asked hangs: a champion that is scored again may take minutes of one CPU."""
+from tasks.system.imports import import_quietly
 
 
-class Clean:
-    """The process; ``ask`` has it do one thing at a time."""
+class ModelLoader:
+    """Computes what models give; close it to end its child process, if it has one."""
 
     def __init__(self) -> None:
-        requests, self._to = os.pipe()
-        self._from, answers = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            _answer_until_closed(requests, answers)
-        os.close(requests)
-        os.close(answers)
-        self._alive = True
+        self._child: Child | None = None
+        self._only_keras = False
 
-    def get_ready(self) -> None:
-        """Let the process do now what it needs once, half a second of a processor; return at once."""
-        if self._alive:
-            with contextlib.suppress(OSError):  # It has died: the next request says so.
-                os.write(self._to, json.dumps({"what": None}).encode() + b"\n")
+    def choose(self, settings: config.Settings, training: TrainingResult) -> None:
+        """Choose where the models of a run are loaded back."""
+        files = [config.project_root() / file for file in {training.final_model, training.best_model}]
+        self._only_keras = settings.strategy.cluster is None and all(map(_names_only_keras, files))
+
+    def get_ready(self, settings: config.Settings, training: TrainingResult) -> None:
+        """Start the child process, if the models of a run need one, and return at once."""
+        self.choose(settings, training)
+        if not self._only_keras:
+            self._start()
 
     def ask(self, what: str, features: Mapping[str, Path], rows: list[int] | None = None, **arguments: Any) -> Any:
         """Return what a function of ``_functions`` gives for rows of prepared features, (n, num_outputs).
@@ -57,133 +56,128 @@ class Clean:
             arguments: of the function, as JSON values.
 
         Raises:
-            StratagemError: it raised something, or the process died or hangs.
+            StratagemError: it raised something, or the process died.
         """
-        if not self._alive:
-            raise StratagemError("the process that loads models back has died")
+        # The file of a champion may be another's.
+        if self._only_keras and what == "load_back":
+            return _compute_here(features, rows, arguments)
+        child = self._start()
         with tempfile.TemporaryDirectory() as folder:
             to = Path(folder) / "outputs.npy"
             paths = {name: str(path) for name, path in features.items()}
-            request = {"what": what, "features": paths, "rows": rows, "to": str(to), "arguments": arguments}
+            child.send({"what": what, "features": paths, "rows": rows, "arguments": arguments, "to": str(to)})
             try:
-                os.write(self._to, json.dumps(request).encode() + b"\n")
-                answer = json.loads(self._line())
-            except BaseException as error:  # An answer that comes later must not be taken for the next one.
-                self.end()
-                if isinstance(error, OSError | ValueError):
-                    raise StratagemError("the process that loads models back has died") from None
+                answer = next(child.messages(), None)
+            except BaseException:  # An answer that comes later must not be taken for the next one.
+                child.kill()
                 raise
+            if answer is None:
+                raise StratagemError(f"the process that loads models back died ({child.death})")
             if "error" in answer:
                 raise StratagemError(answer["error"])
             return np.load(to)
 
-    def end(self) -> None:
-        """End the process, whatever it does."""
-        if self._alive:
-            self._alive = False
-            os.close(self._to)
-            os.close(self._from)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._pid, 0)
+    def _start(self) -> Child:
+        """Return the child process, which is started if it does not run."""
+        if self._child is None or not self._child.alive:
+            self.close()
+            backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+            environment = {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+            everything = {**stage_environment(None), **environment}
+            self._child = Child(stage_command("load_back"), everything, log=Path(os.devnull))
+        return self._child
 
-    def _line(self) -> bytes:
-        until, line = time.monotonic() + LIMIT_SECONDS, b""
-        while not line.endswith(b"\n"):
-            ready, _, _ = select.select([self._from], [], [], max(0.0, until - time.monotonic()))
-            if not ready:
-                raise StratagemError(f"the process that loads models back has not answered for {LIMIT_SECONDS:.0f} s")
-            part = os.read(self._from, 65536)
-            if not part:
-                raise ValueError
-            line += part
-        return line
+    def close(self) -> None:
+        """End the child process."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
 
 
-def functions() -> dict[str, Callable[..., Any]]:
-    """Return what the process does, by name: the first argument of each is a mapping of arrays."""
-    from tasks.serving import outputs
-    from tasks.tracking.models import predict
-
-    return {"load_back": predict, "score": outputs.of_keras_file}
+LOADER = ModelLoader()
+"""Of this stage process."""
 
 
-def _slow_imports() -> Callable[[], None]:
-    """Return what imports what takes seconds; it is called before the first request, which then need not wait."""
-    from tasks.serving import outputs
-    from tasks.tracking.models import import_flavor
-
-    def do() -> None:
-        import_flavor()
-        outputs.start_backend()
-
-    return do
+def _names_only_keras(file: Path) -> bool:
+    """Return whether all classes and functions that a .keras file names are of Keras."""
+    if not zipfile.is_zipfile(file):
+        return False
+    with zipfile.ZipFile(file) as archive:
+        text = archive.read("config.json").decode("utf-8")
+    modules = re.findall(r'"module": "([^"]*)"', text)
+    return all(module.partition(".")[0] == "keras" for module in modules)
 
 
-def _answer_until_closed(requests: int, answers: int) -> None:
-    """Answer requests until the pipe closes or the process that forked this one dies."""
+def _compute_here(features: Mapping[str, Path], rows: list[int] | None, arguments: Mapping[str, Any]) -> Any:
+    """Load a model back in this process, which forgets its other models and the classes that they registered."""
+    import keras
+
+    keras.backend.clear_session()  # The policy of numbers, too, and the devices that data are distributed over.
+    known = keras.saving.get_custom_objects()
+    registered, uri = dict(known), os.environ.get("MLFLOW_TRACKING_URI")
+    known.clear()
     try:
-        lifetime.end_with_parent()
-        lifetime.ignore_signals()
-        known, ready = functions(), _slow_imports()
-        _keep_only({requests, answers})
-        _forget_project()
-        with open(requests, encoding="utf-8") as lines:
-            for line in lines:
-                request = json.loads(line)
-                if request["what"] is None:
-                    ready()
-                else:
-                    os.write(answers, json.dumps(_answer(known, request)).encode() + b"\n")
+        with keras.device("cpu:0"):
+            return _compute(_functions()["load_back"], features, rows, arguments)
     finally:
-        os._exit(0)
+        known.update(registered)
+        if uri is None:
+            os.environ.pop("MLFLOW_TRACKING_URI", None)
+        else:
+            os.environ["MLFLOW_TRACKING_URI"] = uri
 
 
-def _answer(known: Mapping[str, Callable[..., Any]], request: Mapping[str, Any]) -> dict[str, str]:
+def serve(write: Callable[[dict[str, Any]], None]) -> None:
+    """Answer the requests of ``ModelLoader.ask`` in the child process, until standard input closes."""
+    requests: SimpleQueue[str] = SimpleQueue()
+    lifetime.when_input_closes(lambda: os._exit(0), requests.put)
+    lifetime.ignore_signals()
+    import_quietly("tasks.tracking.models", "tasks.serving.outputs", "mlflow.pyfunc", "mlflow.keras.load")
+    functions = _functions()
+    _forget_project()
+    while True:
+        request = json.loads(requests.get())
+        try:
+            found = _compute(functions[request["what"]], request["features"], request["rows"], request["arguments"])
+            np.save(request["to"], found)
+            write({})
+        except StratagemError as error:
+            write({"error": str(error)})
+
+
+def _functions() -> dict[str, Callable[..., Any]]:
+    """Return what loads models, by name: each takes a mapping of arrays as ``features``."""
+    from tasks.serving import outputs
+    from tasks.tracking import models
+
+    return {"load_back": models.predict, "score": outputs.of_keras_file}
+
+
+def _compute(
+    function: Callable[..., Any],
+    features: Mapping[str, str | Path],
+    rows: list[int] | None,
+    arguments: Mapping[str, Any],
+) -> Any:
     try:
-        arrays = {name: np.load(path, mmap_mode="r") for name, path in request["features"].items()}
-        if request["rows"] is not None:
-            arrays = {name: np.asarray(array[request["rows"]]) for name, array in arrays.items()}
-        np.save(request["to"], known[request["what"]](features=arrays, **request["arguments"]))
-        return {}
+        arrays = {name: np.load(path, mmap_mode="r") for name, path in features.items()}
+        if rows is not None:
+            arrays = {name: np.asarray(array[rows]) for name, array in arrays.items()}
+        return function(features=arrays, **arguments)
     except Exception as error:
         if os.environ.get("STRATAGEM_DEBUG"):
-            return {"error": traceback.format_exc()}
+            raise StratagemError(traceback.format_exc()) from None
         lines = str(error).strip().splitlines() or ["no message"]
-        return {"error": f"{type(error).__name__}: {cut(lines[-1].strip(), 300)}"}
-
-
-def _keep_only(own: set[int]) -> None:
-    """Close all pipes and sockets but this process's own: a process that waits for the end of one must not wait for
-    it."""
-    silent = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(silent, number)
-    for name in os.listdir("/dev/fd"):  # As Linux and macOS have it.
-        number = int(name)
-        with contextlib.suppress(OSError):
-            mode = os.fstat(number).st_mode
-            if number not in own and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-                os.close(number)
+        raise StratagemError(f"{type(error).__name__}: {cut(lines[-1].strip(), 300)}") from None
 
 
 def _forget_project() -> None:
-    """Leave the project's folder and modules, its classes in Keras, and accelerators: a server of models has none of
-    them."""
-    import keras
-
+    """Leave the project's folder and modules: a server of models has none of them."""
     root = Path(__file__).resolve().parents[2]
+    left = {root, Path.cwd()}
     os.chdir(tempfile.gettempdir())
-    os.environ.pop("PYTHONPATH", None)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        jax.config.update("jax_platforms", "cpu")
-    sys.path[:] = [path for path in sys.path if path and Path(path).resolve() != root]
+    sys.path[:] = [path for path in sys.path if path and Path(path).resolve() not in left]
     # An installation that leads to a folder of sources.
     sys.meta_path[:] = [one for one in sys.meta_path if not getattr(one, "__module__", "").startswith("__editable__")]
     for name in [name for name in sys.modules if name.partition(".")[0] in ("tasks", "flows")]:
         del sys.modules[name]
-    keras.saving.get_custom_objects().clear()

@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from tasks import config
+from tasks.process.child import Child, Message
 from tasks.strategies import engines
 from tasks.strategies.engines import Member, Placed
 from tasks.system import errors, lifetime
@@ -22,8 +22,6 @@ from tasks.system.errors import Interrupted, StratagemError
 
 CONNECT_SECONDS = 120.0
 POLL_SECONDS = 1.0
-
-Message = dict[str, Any]
 
 _waiting: "set[Allocation]" = set()
 """Of all threads."""
@@ -71,8 +69,9 @@ class Allocation:
         self._writing = threading.Lock()
         token, token_file = secrets.token_hex(16), log.with_suffix(".token")
         token_file.write_text(token, encoding="ascii")
-        self._process = _start_engine(engine.ENGINE, log)
-        threading.Thread(target=self._read, daemon=True).start()
+        ray = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+        self._process = Child([sys.executable, "-m", engine.ENGINE], ray, log=log)
+        self._process.listen(self._take)
         try:
             folder = str(config.project_root().resolve())
             where = {"project": folder, "token": token, "token_file": str(token_file.resolve())}
@@ -111,16 +110,14 @@ class Allocation:
 
     def close(self) -> None:
         """End all members, and give their places up."""
-        lifetime.close(self._process)
+        self._process.close()
 
     def _tell(self, place: int, do: str, *arguments: Any) -> None:
         self._write({"member": place, "do": do, "arguments": arguments})
 
     def _write(self, message: Message) -> None:
-        if self._process.stdin is not None:
-            with self._writing, contextlib.suppress(BrokenPipeError, ValueError):  # Its end is among the answers.
-                self._process.stdin.write(json.dumps(message) + "\n")
-                self._process.stdin.flush()
+        with self._writing, contextlib.suppress(ValueError):  # It is closed already; its end is among the answers.
+            self._process.send(message)
 
     def _answer(self, name: str, seconds: float | None) -> Message:
         """Wait for an answer of that name."""
@@ -140,32 +137,16 @@ class Allocation:
             if name in answer:
                 return answer
 
-    def _read(self) -> None:
-        if self._process.stdout is not None:
-            for line in self._process.stdout:
-                message = json.loads(line)
-                if "member" in message:
-                    self._at[message["member"]].take(message)
-                else:
-                    self._answers.put(message)
-        gone = "the process that asks the cluster for its places has ended"
-        for process in list(self._at.values()):
-            process.take({"ended": gone, "lost": True})
-        self._answers.put({"error": gone, "type": StratagemError.__name__})
-
-
-def _start_engine(module: str, log: Path) -> "subprocess.Popen[str]":
-    with log.open("ab") as errors_of_engine:
-        return subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors_of_engine,
-            cwd=config.project_root(),
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-            text=True,
-            process_group=0,  # Ctrl-C reaches this process alone.
-        )
+    def _take(self, message: Message | None) -> None:
+        if message is None:
+            gone = "the process that asks the cluster for its places has ended"
+            for process in list(self._at.values()):
+                process.take({"ended": gone, "lost": True})
+            self._answers.put({"error": gone, "type": StratagemError.__name__})
+        elif "member" in message:
+            self._at[message["member"]].take(message)
+        else:
+            self._answers.put(message)
 
 
 class PlacedProcess:

@@ -2,7 +2,6 @@
 output, both as JSON lines. `client` is the other half of the protocol."""
 
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -13,38 +12,17 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter
 
 from tasks import config
-from tasks.process.cluster import SHARED
-from tasks.process.model_loader import Clean
-from tasks.records import (
-    Comparison,
-    EvaluationResult,
-    Limits,
-    PreparedDataset,
-    Record,
-    Run,
-    Sweep,
-    TrainingResult,
-    Trial,
-)
+from tasks.process.stages import STAGES
+from tasks.records import Record
 from tasks.system import clock, errors, files, lifetime, messages, network, upstream
 from tasks.system.errors import StratagemError
 from tasks.system.imports import import_quietly
 
-# Requests that end after their next training step when the process is told to stop.
-GENTLE = ("train", "assist")
-RECORDS: dict[str, type[Record]] = {
-    "prepared": PreparedDataset,
-    "run": Run,
-    "training": TrainingResult,
-    "evaluation": EvaluationResult,
-    "comparison": Comparison,
-    "limits": Limits,
-    "trial": Trial,
-    "sweep": Sweep,
-}
 # What tf.distribute raises where another member of the cluster died or hangs.
 LOST_PEER = ("AbortedError", "CancelledError", "DeadlineExceededError", "UnavailableError")
 # The same, where a port that was free when it was chosen has been taken since.
@@ -88,8 +66,8 @@ class Answers:
 class Stages:
     """Runs stages on request, one after another."""
 
-    def __init__(self, functions: dict[str, Callable[..., Any]], beat: Callable[[], None]) -> None:
-        self._functions = functions
+    def __init__(self, chief: bool, beat: Callable[[], None]) -> None:
+        self._chief = chief
         self._beat = beat
         self._stop = threading.Event()
         """Set when this process is told to stop while it trains."""
@@ -111,16 +89,19 @@ class Stages:
             return {**errors.to_json(unexpected(stage, error)), "lost_peer": lost}
 
     def _run(self, stage: str, arguments: dict[str, Any]) -> Any:
+        row = STAGES[stage]
         self._stop.clear()
-        if stage in GENTLE:
+        if row.stops_gently:
             lifetime.set_on_signal(self._stop)
         else:
             lifetime.raise_on_signal()
         settings = config.parse(arguments.pop("settings"))
-        given = {name: RECORDS[name].model_validate(v) if name in RECORDS else v for name, v in arguments.items()}
-        if stage in GENTLE:
+        function = row.load(self._chief)
+        types = get_type_hints(function)
+        given = {name: TypeAdapter(types[name]).validate_python(value) for name, value in arguments.items()}
+        if row.stops_gently:
             given["stop"] = self._stop
-        if settings.strategy.cluster is not None and stage in {*SHARED, *SHARED.values()}:
+        if settings.strategy.cluster is not None and row.is_shared:
             from tasks import strategies
 
             # TensorFlow holds Python's lock while it waits for the other members: until then no thread can send a
@@ -129,7 +110,7 @@ class Stages:
                 strategies.build(settings.strategy)
             self._beat()
         with clock.span("stages", stage):
-            return self._functions[stage](settings, **given)
+            return function(settings, **given)
 
 
 def serve(chief: bool) -> None:
@@ -145,63 +126,13 @@ def serve(chief: bool) -> None:
     requests: SimpleQueue[str] = SimpleQueue()
     lifetime.when_input_closes(lambda: os._exit(0), requests.put)
     # Now, while the flow's process is starting Prefect and DVC.
-    forked: list[Clean] = []
     with clock.span("stages", "import TensorFlow, Keras, MLflow"):
-        if chief:
-            import_quietly("tasks.process.tracked", "tasks.train", before_devices=lambda: forked.append(Clean()))
-        else:
-            import_quietly("tasks.evaluate", "tasks.train")
+        import_quietly("tasks.process.tracked" if chief else "tasks.evaluate", "tasks.train")
     lifetime.ignore_signals()
-    stages = Stages(_chiefs_stages(forked[0]) if chief else _workers_stages(), answers.beat)
+    stages = Stages(chief, answers.beat)
     while True:
         request = json.loads(requests.get())
         answers.write({"id": request["id"], **stages.answer(request["stage"], request["arguments"])})
-
-
-def _chiefs_stages(clean: Clean) -> dict[str, Callable[..., Any]]:
-    from tasks import train
-    from tasks.process import tracked
-    from tasks.serving import export
-    from tasks.tracking.lifecycle import end_run
-    from tasks.tracking.models import find_model
-    from tasks.training import step_time
-
-    def evaluate(settings: config.Settings, run: Run, **given: Any) -> EvaluationResult:
-        if settings.register_.enabled and run.parent_run_id is None:  # A comparison registers nothing.
-            clean.get_ready()  # An evaluation leaves one of two cores idle for much of its time.
-        return tracked.evaluate(settings, run=run, **given)
-
-    return {
-        "check": train.check,
-        "measure_pace": step_time.measure_pace,
-        "start_run": tracked.start_run,
-        "start_comparison": tracked.start_comparison,
-        "resume_parent": tracked.resume_parent,
-        "start_sweep": tracked.start_sweep,
-        "start_trial": tracked.start_trial,
-        "resume_trial": tracked.resume_trial,
-        "end_trial": tracked.end_trial,
-        "report_sweep": tracked.report_sweep,
-        "resume_run": tracked.resume_run,
-        "train": tracked.train,
-        "evaluate": evaluate,
-        "evaluate on one device": evaluate,
-        "register": functools.partial(tracked.register, load_back=clean.ask),
-        "write_report": tracked.write_report,
-        "find_model": lambda settings, uri: find_model(uri),
-        "export": export.export,
-        "report_comparison": tracked.report_comparison,
-        "report_restarts": tracked.report_restarts,
-        "end_run": lambda settings, **given: end_run(**given),
-    }
-
-
-def _workers_stages() -> dict[str, Callable[..., Any]]:
-    """Return what a worker runs together with the chief, on its part of the data; it tracks and writes nothing."""
-    from tasks import evaluate, train
-
-    # `check` waits on the chief until this worker has built the strategy.
-    return {"check": train.check, "assist": train.assist, "assist_evaluation": evaluate.assist}
 
 
 def run_tf_server() -> None:

@@ -16,11 +16,13 @@ from tasks.evaluate import evaluate as evaluate_stage
 from tasks.evaluation import gate
 from tasks.input.order import carve
 from tasks.input.sources import augmented_examples
+from tasks.process.model_loader import LOADER
 from tasks.records import (
     HEADLINES,
     Comparison,
     EvaluationResult,
     Limits,
+    LoggedModel,
     PreparedDataset,
     RegisteredModel,
     Run,
@@ -32,9 +34,8 @@ from tasks.register import How
 from tasks.register import register as register_stage
 from tasks.reports import comparison_html, page, side_by_side
 from tasks.runs import lineage, uncommitted
-from tasks.serving.loaded_back import CleanProcess
-from tasks.tracking import lifecycle, parents
-from tasks.tracking.lifecycle import end_crashed, end_run, log_files, set_tags
+from tasks.tracking import lifecycle, models, parents
+from tasks.tracking.lifecycle import end_crashed, log_files, set_tags
 from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
 from tasks.tracking.parents import Sweeping, log_comparison, log_sweep, log_trial
 from tasks.tracking.store import Unavailable
@@ -47,6 +48,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 def start_run(
     settings: config.Settings,
+    *,
     prepared: PreparedDataset,
     flow_run_id: str | None = None,
     parent_run_id: str | None = None,
@@ -80,7 +82,7 @@ def _keep_changes(run: Run) -> None:
 
 
 def start_comparison(
-    settings: config.Settings, prepared: PreparedDataset, key: str, flow_run_id: str | None = None
+    settings: config.Settings, *, prepared: PreparedDataset, key: str, flow_run_id: str | None = None
 ) -> Run:
     """Start the MLflow run that is the parent of a comparison's runs."""
     _end_crashed(key)
@@ -95,7 +97,7 @@ def _uses(settings: config.Settings, prepared: PreparedDataset) -> dict[str, tup
 
 
 def resume_parent(
-    settings: config.Settings, prepared: PreparedDataset, run: Run, flow_run_id: str | None = None
+    settings: config.Settings, *, prepared: PreparedDataset, run: Run, flow_run_id: str | None = None
 ) -> Run:
     """Resume an unfinished comparison or sweep."""
     _end_crashed(run.key, run.run_id)
@@ -105,6 +107,7 @@ def resume_parent(
 
 def start_sweep(
     settings: config.Settings,
+    *,
     prepared: PreparedDataset,
     key: str,
     name: str,
@@ -124,7 +127,7 @@ def start_sweep(
     return run
 
 
-def start_trial(settings: config.Settings, prepared: PreparedDataset, run: Run, number: int, limits: Limits) -> Run:
+def start_trial(settings: config.Settings, *, prepared: PreparedDataset, run: Run, number: int, limits: Limits) -> Run:
     """Start the MLflow run of a trial; refuse settings that cannot be trained.
 
     Args:
@@ -145,7 +148,7 @@ def start_trial(settings: config.Settings, prepared: PreparedDataset, run: Run, 
 
 
 def resume_trial(
-    settings: config.Settings, prepared: PreparedDataset, run: Run, limits: Limits, flow_run_id: str | None = None
+    settings: config.Settings, *, prepared: PreparedDataset, run: Run, limits: Limits, flow_run_id: str | None = None
 ) -> Run:
     """Resume a trial, with the same settings, data and limits."""
     traced = lineage.collect(settings, prepared.data_version)
@@ -154,14 +157,19 @@ def resume_trial(
     return trial
 
 
-def end_trial(settings: config.Settings, run: Run, trial: Trial) -> None:
+def end_trial(settings: config.Settings, *, run: Run, trial: Trial) -> None:
     """Record in MLflow how a trial ended, and end its run. A pruned trial ends as KILLED, and its tags say why."""
     log_trial(run, trial)
     status: dict[str, Status] = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
-    end_run(run, status[trial.state], trial.reason)
+    lifecycle.end_run(run, status[trial.state], trial.reason)
 
 
-def report_sweep(settings: config.Settings, run: Run, sweep: Sweep) -> None:
+def end_run(settings: config.Settings, *, run: Run, status: Status, reason: str | None = None) -> None:
+    """End the MLflow run; the reason of a failure becomes a tag."""
+    lifecycle.end_run(run, status, reason)
+
+
+def report_sweep(settings: config.Settings, *, run: Run, sweep: Sweep) -> None:
     """Write a sweep's record, table and page into its folder and into MLflow."""
     folder = config.project_root() / run.folder
     record = records.save(sweep, folder / "sweep.json")
@@ -171,6 +179,7 @@ def report_sweep(settings: config.Settings, run: Run, sweep: Sweep) -> None:
 
 def resume_run(
     settings: config.Settings,
+    *,
     prepared: PreparedDataset,
     run_id: str,
     flow_run_id: str | None = None,
@@ -193,7 +202,9 @@ def _end_crashed(key: str, run_id: str | None = None) -> None:
             print(f"{ended.what} is {ended.status} now: {ended.reason}", file=sys.stderr)
 
 
-def train(settings: config.Settings, prepared: PreparedDataset, run: Run, stop: threading.Event) -> TrainingResult:
+def train(
+    settings: config.Settings, *, prepared: PreparedDataset, run: Run, stop: threading.Event | None = None
+) -> TrainingResult:
     """Train until the end, or until ``stop`` is set; metrics and the processor's load go to MLflow meanwhile."""
     trial = runs.load_limits(run) is not None
     try:
@@ -238,9 +249,11 @@ def _warnings_alone(applies: bool) -> Iterator[None]:
 
 
 def evaluate(
-    settings: config.Settings, prepared: PreparedDataset, training: TrainingResult, run: Run
+    settings: config.Settings, *, prepared: PreparedDataset, training: TrainingResult, run: Run
 ) -> EvaluationResult:
     """Evaluate; metrics, records and pictures go to MLflow."""
+    if settings.register_.enabled and run.parent_run_id is None:  # A comparison registers nothing.
+        LOADER.get_ready(settings, training)  # An evaluation leaves one of two cores idle for much of its time.
     result = evaluate_stage(settings, prepared, training)
     folder = config.project_root() / run.folder
     headline = HEADLINES[prepared.target.task]
@@ -262,21 +275,25 @@ def evaluate(
 
 def register(
     settings: config.Settings,
+    *,
     prepared: PreparedDataset,
     training: TrainingResult,
     evaluation: EvaluationResult,
     run: Run,
-    load_back: CleanProcess,
     force: bool = False,
 ) -> RegisteredModel:
-    """Register the evaluated model; ``load_back`` computes its outputs in a process without the project's code."""
+    """Register the evaluated model; with ``force`` it becomes the champion regardless of the evidence."""
     prepared_data.verify(prepared)  # The model's version names the data.
-    result = register_stage(settings, run, prepared, training, evaluation, How(load_back, force))
+    LOADER.choose(settings, training)
+    try:
+        result = register_stage(settings, run, prepared, training, evaluation, How(LOADER.ask, force))
+    finally:
+        LOADER.close()
     runs.save_result(run, result)
     return result
 
 
-def write_report(settings: config.Settings, run: Run, seconds: dict[str, float] | None = None) -> None:
+def write_report(settings: config.Settings, *, run: Run, seconds: dict[str, float] | None = None) -> None:
     """Write a run's page into its folder and into MLflow, with the seconds of its stages so far."""
     written = page.write(run, seconds)
     log_metrics(run, written.metrics)
@@ -288,7 +305,7 @@ def write_report(settings: config.Settings, run: Run, seconds: dict[str, float] 
     log_files(run, [written.page, *pictures], "evaluation")
 
 
-def report_comparison(settings: config.Settings, run: Run, comparison: Comparison) -> Comparison:
+def report_comparison(settings: config.Settings, *, run: Run, comparison: Comparison) -> Comparison:
     """Write a comparison's table and pages into its folder and into MLflow; return it with the intervals of its
     measurements and the conclusions from them."""
     comparison = side_by_side.with_differences(comparison_html.with_intervals(comparison))
@@ -304,13 +321,14 @@ def report_comparison(settings: config.Settings, run: Run, comparison: Compariso
     return comparison
 
 
-def report_restarts(
-    settings: config.Settings, run: Run, restarts: list[str], training: TrainingResult | None = None
-) -> TrainingResult | None:
-    """Record why members of the cluster were restarted during a training; ``training`` is None if that failed."""
+def report_restarts(settings: config.Settings, *, run: Run, restarts: tuple[str, ...]) -> None:
+    """Record why members of the cluster were restarted during a training, also of one that failed."""
     set_tags(run, {"restarts": str(len(restarts)), "restart_reasons": "; ".join(restarts)})
-    if training is None:
-        return None
-    result = training.model_copy(update={"restarts": tuple(restarts)})
-    log_files(run, [runs.save_result(run, result)], "training")
-    return result
+    if (training := runs.load_result(run, TrainingResult)) is not None:
+        result = training.model_copy(update={"restarts": restarts})
+        log_files(run, [runs.save_result(run, result)], "training")
+
+
+def find_model(settings: config.Settings, *, uri: str) -> LoggedModel:
+    """Return the run and the digest of the model at an MLflow address such as ``models:/NAME@ALIAS``."""
+    return models.find_model(uri)

@@ -1,5 +1,5 @@
-"""A registered model loaded back by a process that knows nothing of the run: what it gives for test rows, and whether
-that is what it gave when it was evaluated."""
+"""A registered model that is loaded back: what it gives for test rows, and whether that is what it gave when it was
+evaluated."""
 
 import tempfile
 import zipfile
@@ -29,8 +29,8 @@ COARSE_TOLERANCE = 0.05
 """The same for a model that was evaluated with fewer bits (mixed precision), or on an accelerator, whose float32 may
 be TF32, which has 10 bits: it is loaded back on a CPU."""
 
-CleanProcess = Callable[..., Any]
-"""``process.model_loader.Clean.ask``: computes what a model gives, in a process that knows nothing of the run."""
+Loader = Callable[..., Any]
+"""``process.model_loader.ModelLoader.ask``: loads a model from its files and computes what it gives."""
 
 
 def sample(count: int) -> list[int]:
@@ -47,13 +47,13 @@ def tolerance(run: Run, evaluation: EvaluationResult) -> float:
 
 
 def through_mlflow(
-    place: str, clean: CleanProcess, prepared: PreparedDataset | None = None, rows: Sequence[int] | None = None
+    place: str, load: Loader, prepared: PreparedDataset | None = None, rows: Sequence[int] | None = None
 ) -> npt.NDArray[Any]:
     """Return the outputs of a logged model, loaded by ``mlflow.pyfunc`` as a server of models would load it.
 
     Args:
         place: where its files lie, an address that MLflow reads.
-        clean: computes it.
+        load: loads it and computes them.
         prepared: whose test rows it is given; without them it is given its own example.
         rows: which of these; all if not given.
 
@@ -62,7 +62,7 @@ def through_mlflow(
     """
     encoded = prepared is not None and any(feature.columns for feature in prepared.features.values())
     return np.asarray(
-        clean("load_back", _test_files(prepared), rows, place=place, tracking_uri=store_uri(), encoded=encoded)
+        load("load_back", _test_files(prepared), rows, place=place, tracking_uri=store_uri(), encoded=encoded)
     )
 
 
@@ -70,7 +70,7 @@ def of_keras_file(
     name: str,
     version: str,
     tags: Mapping[str, str],
-    clean: CleanProcess,
+    load: Loader,
     prepared: PreparedDataset | None = None,
     rows: Sequence[int] | None = None,
 ) -> npt.NDArray[np.float32]:
@@ -83,7 +83,7 @@ def of_keras_file(
         name: of the registered model.
         version: its number.
         tags: of the version.
-        clean: computes it.
+        load: loads it and computes them.
         prepared: whose test rows it is given; without them it is given zeros.
         rows: which of these; all if not given.
 
@@ -103,7 +103,7 @@ def of_keras_file(
             own_code = tags["model"].partition(":")[0]
             if _model_digest(file, tags) != tags["model_digest"]:
                 raise UserError(f"your code of it, {own_code}, is another one since")
-        outputs = clean(
+        outputs = load(
             "score",
             _test_files(prepared),
             rows,

@@ -221,13 +221,3 @@ def of_keras_file(
         for first in range(0, count, PART)
     ]
     return np.concatenate([np.asarray(part, np.float64) for part in parts])
-
-
-def start_backend() -> None:
-    """Compute anything by a model of Keras: the first one that a process computes takes a third of a second longer."""
-    inputs = keras.Input((4, 4, 1), dtype="uint8")
-    layers = (keras.layers.Rescaling(1 / 255), keras.layers.Conv2D(2, 3), keras.layers.Flatten(), keras.layers.Dense(2))
-    outputs = inputs
-    for layer in layers:
-        outputs = layer(outputs)
-    keras.Model(inputs, outputs).predict(np.zeros([1, 4, 4, 1], np.uint8), verbose=0)

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from tasks.system import upstream
 from tasks.system.errors import StratagemError
@@ -36,13 +36,8 @@ def quiet_standard_error() -> Iterator[None]:
             os.close(visible)
 
 
-def import_quietly(*modules: str, before_devices: Callable[[], object] = lambda: None) -> None:
-    """Import what a stage needs, with a framework's start-up lines held back, and set who may log.
-
-    Args:
-        modules: what to import.
-        before_devices: is called when all is imported, and no device was looked at yet.
-    """
+def import_quietly(*modules: str) -> None:
+    """Import what a stage needs, with a framework's start-up lines held back, and set who may log."""
     on_tensorflow = os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow"
     left_out = ("matplotlib", "sklearn", "jax") if on_tensorflow else ("matplotlib", "sklearn")
     with quiet_standard_error(), without_collections():
@@ -51,7 +46,6 @@ def import_quietly(*modules: str, before_devices: Callable[[], object] = lambda:
                 import tensorflow as tf
             for module in modules:
                 importlib.import_module(module)
-        before_devices()
         if on_tensorflow:
             tf.config.list_physical_devices()  # Looks for a GPU, and says so at length when there is none.
     set_who_logs()

@@ -1,7 +1,6 @@
 """Exported models in MLflow: logged, loaded, and found again by their address."""
 
 import hashlib
-import importlib
 import os
 import re
 import shutil
@@ -356,9 +355,3 @@ def predict(place: str, tracking_uri: str, features: Mapping[str, Any], encoded:
         return np.asarray(model.predict(given))
     model.predict(model.input_example)
     return np.asarray(model.get_raw_model().predict(given, verbose=0))
-
-
-def import_flavor() -> None:
-    """Import what loads a model: MLflow does so where it is first needed."""
-    importlib.import_module("mlflow.pyfunc")
-    importlib.import_module("mlflow.keras.load")

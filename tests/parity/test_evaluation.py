@@ -56,12 +56,12 @@ WORK = """
 import json, sys
 from tasks import config
 from tasks.operations import dvc_data
-from tasks.process import client
+from tasks.process import client, stages
 
 overrides, checkpoints = json.loads(sys.argv[1])
 prepared = dvc_data.load_prepared("tiny")
 settings = config.load(None, overrides)
-run = client.start_run(settings, prepared)
+run = stages.start_run(settings, prepared=prepared)
 training = client.train(settings, prepared, run)
 found = {"pids": [client.start_processes(settings).first.pid], "run_id": run.run_id}
 for where in ("run", "one_device"):

@@ -110,7 +110,7 @@ def _runs(process: psutil.Process, entry: str) -> bool:
 
 
 def _is_fork(process: psutil.Process, of: Collection[int]) -> bool:
-    """Whether it is what a stage process forks, to load models back in."""
+    """Whether it is a child of a stage process that does not run its own program yet."""
     try:
         return process.ppid() in of
     except psutil.NoSuchProcess:

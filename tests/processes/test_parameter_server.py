@@ -143,13 +143,13 @@ import json, sys
 from pathlib import Path
 from tasks import config, records
 from tasks.operations import dvc_data
-from tasks.process import client
+from tasks.process import client, stages
 
 prepared = dvc_data.load_prepared("digits")
 found = {}
 for name, overrides in json.loads(sys.argv[1]):
     settings = config.load(None, {"tracking.system_metrics": False, **overrides})
-    run = client.start_run(settings, prepared)
+    run = stages.start_run(settings, prepared=prepared)
     training = client.train(settings, prepared, run)
     evaluation = client.evaluate(settings, prepared, training, run)
     client.end_run(settings, run, "FINISHED")

@@ -58,7 +58,7 @@ class Trained:
 
     def register(
         self, step: int = 20, accuracy: float = 0.95, loss: float = 0.2, right: int = 5, force: bool = False,
-        recall: float = 1.0, apart: loaded_back.CleanProcess | None = None,
+        recall: float = 1.0, apart: loaded_back.Loader | None = None,
         rows_of: records.PreparedDataset | None = None, outputs: np.ndarray | None = None,
     ) -> records.RegisteredModel:  # fmt: skip
         """Register what gives the right class of so many test rows, or ``outputs``; ``apart`` loads it back."""
@@ -91,6 +91,6 @@ def of_nothing(what: str, features: object, rows: object = None, **arguments: ob
     return np.zeros([1, 3])
 
 
-def roll_back(name: str, apart: loaded_back.CleanProcess = of_nothing) -> records.RolledBack:
+def roll_back(name: str, apart: loaded_back.Loader = of_nothing) -> records.RolledBack:
     """Move @champion back; ``apart`` loads the model back."""
     return register.rollback(name, apart)

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from tasks import config
-from tasks.process import client
+from tasks.process import client, stages
 from tasks.system.errors import Interrupted, StratagemError, UserError
 from tests.tasks.clusters import TWO, place_of
 from tests.tasks.written_runs import write_run
@@ -31,7 +31,7 @@ def test_only_what_is_decided_once_in_a_process_needs_another_one(settings, over
 def test_who_is_not_the_chief_leads_no_pipeline(project, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", place_of("worker", 1, worker=TWO))
     with pytest.raises(UserError, match=r"TF_CONFIG makes this process worker 1, and only the chief runs"):
-        client.start_run(config.load(None, ["strategy.kind=multi_worker"]), None)
+        stages.start_run(config.load(None, ["strategy.kind=multi_worker"]), prepared=None)
     assert _stage_processes() == []
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tasks import config
 from tasks.process.cluster import StageProcesses
-from tasks.process.member import Patience
+from tasks.process.group import Patience
 from tasks.strategies import engines
 from tasks.system import lifetime
 from tasks.system.errors import Interrupted, Preempted, StratagemError, Terminated, UserError
@@ -162,10 +162,10 @@ def test_a_request_that_all_take_part_in_goes_to_all_and_any_other_to_the_chief(
     assert sorted(asked[:3]) == [[f"worker {index}", "check", ["prepared", "settings"]] for index in range(3)]
     assert asked[3] == ["worker 0", "start_run", names]
     assert sorted([name, stage] for name, stage, _ in asked[4:7]) == [
-        ["worker 0", "train"], ["worker 1", "assist"], ["worker 2", "assist"]
+        ["worker 0", "train"], ["worker 1", "train"], ["worker 2", "train"]
     ]  # fmt: skip
     assert sorted([name, stage] for name, stage, _ in asked[7:10]) == [
-        ["worker 0", "evaluate"], ["worker 1", "assist_evaluation"], ["worker 2", "assist_evaluation"]
+        ["worker 0", "evaluate"], ["worker 1", "evaluate"], ["worker 2", "evaluate"]
     ]  # fmt: skip
     assert [name for name, _, _ in asked[10:]] == ["worker 0"] * 2
     assert team.restarts == []
@@ -248,18 +248,18 @@ def test_a_worker_that_dies_after_its_part_disturbs_nothing(start):
 # Each: what members do, the error that is told.
 FAILURES = [
     (
-        {"worker 0 #1": "refuse in train in assist", "worker 1 #1": "refuse in train in assist"},
+        {"worker 0 #1": "refuse in train", "worker 1 #1": "refuse in train"},
         UserError,
         "^train.epochs = 0$",
     ),
     (
-        {"worker 0 #1": "fail in train in assist", "worker 1 #1": "refuse in train in assist"},
+        {"worker 0 #1": "fail in train", "worker 1 #1": "refuse in train"},
         UserError,
         "^train.epochs = 0$",
     ),
-    ({"worker 0 #1": "fail in train in assist", "worker 1 #1": "wait"}, StratagemError, "^it broke$"),
+    ({"worker 0 #1": "fail in train", "worker 1 #1": "wait"}, StratagemError, "^it broke$"),
     (
-        {"worker 0 #1": "block", "worker 1 #1": "fail in train in assist"},
+        {"worker 0 #1": "block", "worker 1 #1": "fail in train"},
         StratagemError,
         "^worker 1: it broke; its log: mlruns/",
     ),
@@ -375,9 +375,9 @@ def test_a_member_that_hangs_when_it_is_told_to_stop_leaves_the_step_to_the_next
     start, tmp_path, monkeypatch, interrupted_when
 ):
     monkeypatch.setenv("TF_CONFIG", place_of("worker", 1, worker=[f"localhost:{port}" for port in free_ports(2)]))
-    team = start(multi_worker(), {"worker 1 #1": "block in assist"})
+    team = start(multi_worker(), {"worker 1 #1": "block in train"})
     with (
-        interrupted_when(lambda: "assist" in str(_requests(tmp_path)), Terminated),
+        interrupted_when(lambda: ["worker 1", "train"] in [one[:2] for one in _requests(tmp_path)], Terminated),
         pytest.raises(Preempted, match=r"^train was told to stop: the next start goes on from the latest checkpoint$"),
     ):
         team.call("train", ARGUMENTS)

@@ -242,8 +242,9 @@ def test_latest_best_or_a_number_by_a_metric_of_ones_own(tiny, train, project):
     labels.with_name("new").write_bytes(labels.read_bytes()[:-8] + bytes([9]) + bytes(7))
     labels.with_name("new").replace(labels)
 
-    def register(settings, *given):
-        return tracked.register(settings, *given, found["best"], None, pytest.fail)
+    def register(settings, prepared, training):
+        records = {"prepared": prepared, "training": training, "evaluation": found["best"], "run": None}
+        return tracked.register(settings, **records)
 
     for stage in (evaluate, register):
         with pytest.raises(UserError, match=r"test_labels.npy: damaged, its sha256 is"):

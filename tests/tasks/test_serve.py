@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tasks import config
-from tasks.process import client
+from tasks.process import client, stages
 from tasks.process.environment import stage_environment
 from tasks.process.serve import unexpected
 from tasks.system import lifetime
@@ -44,12 +44,12 @@ def test_a_stage_process_serves_requests_and_survives_their_errors(project, tiny
     broken = config.load(None, {**QUICK, "dataset.name": "tiny", "model.name": "own_models:broken"})
     try:
         process = client.start_processes(noisy)
-        with pytest.raises(StratagemError, match="nosuch failed: KeyError") as caught:
-            client._call("nosuch", noisy)
+        with pytest.raises(StratagemError, match="write_report failed: KeyError: 'nosuch'") as caught:
+            stages.write_report(noisy, nosuch=1)
         assert caught.value.exit_code == 1
         with pytest.raises(UserError, match="unknown run 'nosuch'"):
-            client.resume_run(noisy, tiny, "nosuch")
-        running = client.start_run(noisy, tiny)
+            stages.resume_run(noisy, prepared=tiny, run_id="nosuch")
+        running = stages.start_run(noisy, prepared=tiny)
         with pytest.raises(StratagemError, match=r"train failed: RuntimeError: the cause \(the whole story: --debug\)"):
             client.train(broken, tiny, running)
         trained = client.train(noisy, tiny, running)
@@ -75,7 +75,7 @@ def test_a_stage_that_is_interrupted_answers_and_the_process_serves_on(project, 
     settings = config.load(None, {**QUICK, "dataset.name": "tiny", "train.epochs": 100_000})
     try:
         process = client.start_processes(settings)
-        running = client.start_run(settings, tiny)
+        running = stages.start_run(settings, prepared=tiny)
         checkpoints = project / running.folder / "checkpoints"
         with (
             interrupted_when(lambda: list(checkpoints.glob("[0-9]*"))),
@@ -97,7 +97,7 @@ def test_an_interrupt_before_anything_began_leaves_no_run(project, tiny, interru
         asked = time.monotonic()
         # It imports TensorFlow for seconds before it can answer.
         with interrupted_when(lambda: time.monotonic() > asked + 1), pytest.raises(Interrupted):
-            client.start_run(settings, tiny)
+            stages.start_run(settings, prepared=tiny)
         # Killed where it still imports, on a slow machine, when its patience is over.
         assert process.first._process.wait(60) in (-signal.SIGINT, -signal.SIGKILL)
     finally:
@@ -110,7 +110,7 @@ def test_an_interrupt_before_anything_began_leaves_no_run(project, tiny, interru
 def test_a_stage_process_ends_in_its_middle_when_its_input_closes(project, tiny):
     settings = config.load(None, {**QUICK, "dataset.name": "tiny", "train.epochs": 100_000})
     try:
-        running = client.start_run(settings, tiny)
+        running = stages.start_run(settings, prepared=tiny)
     finally:
         client.stop_processes()
     process = subprocess.Popen(

@@ -732,7 +732,7 @@ def test_the_model_that_is_trained_is_checked_too(tiny, train, monkeypatch):
 @pytest.mark.parametrize("override", ["train.loss=huber", "train.metrics=[mae]", "register.metric=test/r2"])
 def test_what_is_of_another_task_is_refused_before_a_run_exists(tiny, override):
     with pytest.raises(UserError, match="tiny is a classification"):
-        tracked.start_run(config.load(None, [override]), tiny)
+        tracked.start_run(config.load(None, [override]), prepared=tiny)
     assert not list(Path("mlruns").glob("runs/*"))
 
 
@@ -746,7 +746,7 @@ def test_a_run_of_a_comparison_registers_nothing_and_needs_no_gate(tiny, overrid
     monkeypatch.setattr(tracked.lifecycle, "start_run", lambda *given: written_run)
     written_run = write_run(1, parent_run_id="0" * 32)
     settings = config.load(None, [override])
-    assert tracked.start_run(settings, tiny, parent_run_id="0" * 32) is written_run
+    assert tracked.start_run(settings, prepared=tiny, parent_run_id="0" * 32) is written_run
 
 
 @NO_GATE
@@ -754,7 +754,7 @@ def test_a_gate_of_another_task_is_refused_before_a_run_is_resumed(tiny, overrid
     settings = config.load(None, [override])
     unfinished = write_run(1, "FAILED")
     with pytest.raises(UserError, match=r"register\.metric = 'test/r2'|register\.floors"):
-        tracked.resume_run(settings, tiny, unfinished.run_id, allow_changes=True)
+        tracked.resume_run(settings, prepared=tiny, run_id=unfinished.run_id, allow_changes=True)
     assert runs.status(unfinished).status == "FAILED"
     assert not Path("mlruns/mlflow.db").exists(), "MLflow was not asked"
 
