@@ -3,12 +3,10 @@
 No framework is imported.
 """
 
-import contextlib
 import hashlib
 import json
 import re
 import sys
-import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -40,12 +38,13 @@ def verify(prepared: PreparedDataset) -> None:
     """
     root = config.project_root()
     manifest = f"{prepared.folder}/manifest.json"
-    known = md5_by_file(prepared.data_version, root) if prepared.data_version is not None else None
+    version = prepared.data_version
+    md5s = md5_by_file(version, root) if version is not None else None
     changed = UserError(
-        f"{manifest}: changed since it was made, it is not that of the data version {prepared.data_version} in "
+        f"{manifest}: changed since it was made, it is not that of the data version {version} in "
         f"data/{prepared.name}/dvc.lock. {remedy(prepared.name)}"
     )
-    if known is not None and known.get("manifest.json") != _digest(manifest, "md5", prepared.name):
+    if md5s is not None and md5s.get("manifest.json") != _digest(manifest, "md5", prepared.name):
         raise changed
     if (found := load_or_none(PreparedDataset, root / manifest)) is None:
         raise UserError(f"{manifest}: missing or damaged. {remedy(prepared.name)}")
@@ -57,40 +56,38 @@ def verify(prepared: PreparedDataset) -> None:
             raise UserError(
                 f"{path}: damaged, its sha256 is {got} and its manifest says {expected}. {remedy(prepared.name)}"
             )
-    # Without DVC's listing the digest over all files decides; a damaged array was named before.
-    if known is None and prepared.data_version is not None and _folder_md5(prepared) != prepared.data_version:
-        raise changed
+    if version is not None and md5s is None:  # Without DVC's listing the digest over all files decides.
+        paths = [*_files(prepared), manifest]
+        if listing_md5({Path(path).name: _digest(path, "md5", prepared.name) for path in paths}) != version:
+            raise changed
 
 
-def verify_raw(prepared: PreparedDataset, trusted_after_seconds: float = data_state.TRUSTED_AFTER_SECONDS) -> None:
+def verify_raw(prepared: PreparedDataset) -> None:
     """Compare the shards in data/<name>/raw, which a stream reads, with the md5 in dvc.lock; without one do nothing.
 
-    Shards may be larger than memory, so an unchanged file is not read again: .dvc/tmp keeps the md5 of each file with
-    its inode, size and times; nobody can set the time of the last change.
+    Shards may be larger than memory, so they are read only if a file has changed since DVC found it up to date.
 
     Raises:
         UserError: names the file that is missing, damaged or changed, and the command that makes it again.
     """
     root = config.project_root()
     version = lineage.data_version(prepared.name, "raw")
-    if version is None:
+    if version is None or data_state.is_known(root, prepared.name):
         return
-    folder = root / "data" / prepared.name / "raw"
-    place = folder.relative_to(root).as_posix()
+    place = f"data/{prepared.name}/raw"
+    folder = root / place
     again = f"Move {place} away, then make it again: stratagem prepare --set dataset.name={prepared.name}"
     listed = md5_by_file(version, root)
-    try:
-        paths = [folder / path for path in listed] if listed else [path for path in folder.rglob("*") if path.is_file()]
-        found = _md5s(
-            sorted(paths), folder, root / ".dvc" / "tmp" / f"stratagem-{prepared.name}-raw", trusted_after_seconds
-        )
-    except OSError as error:
-        shard = Path(error.filename or folder)
-        raise UserError(f"{shard.relative_to(root)}: cannot be read ({error.strerror}). {again}") from None
-    for path, expected in (listed or {}).items():
-        if found[path] != expected:
+    names = listed or [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    found = {}
+    for name in sorted(names):
+        try:
+            found[name] = files.digest(folder / name, "md5")
+        except OSError as error:
+            raise UserError(f"{place}/{name}: cannot be read ({error.strerror}). {again}") from None
+        if listed and found[name] != listed[name]:
             raise UserError(
-                f"{place}/{path}: damaged or changed, its md5 is {found[path]} and DVC's listing says {expected}. "
+                f"{place}/{name}: damaged or changed, its md5 is {found[name]} and DVC's listing says {listed[name]}. "
                 f"{again}"
             )
     if listed is None and listing_md5(found) != version:
@@ -98,31 +95,6 @@ def verify_raw(prepared: PreparedDataset, trusted_after_seconds: float = data_st
             f"{place}: changed since data/{prepared.name}/prepared was made of it, it is not that of its dvc.lock. "
             f"{again}"
         )
-
-
-def _md5s(paths: list[Path], folder: Path, record: Path, trusted_after_seconds: float) -> dict[str, str]:
-    """Return the md5 of each file by its path in a folder; read only files that changed since they were last read."""
-    try:
-        known = json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        known = {}
-    found, kept = {}, {}
-    for path in paths:
-        state = path.stat()
-        signature = [state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns]
-        name = path.relative_to(folder).as_posix()
-        before = known.get(name)
-        if before and before[0] == signature:
-            found[name] = before[1]
-        else:
-            found[name] = files.digest(path, "md5")
-        if time.time() - state.st_ctime_ns / 1e9 > trusted_after_seconds:
-            kept[name] = [signature, found[name]]
-    if kept != known:
-        # Unwritten, they are read again the next time.
-        with contextlib.suppress(OSError), files.replacing(record) as written:
-            written.write_text(json.dumps(kept), encoding="utf-8")
-    return found
 
 
 def encoder_config(prepared: PreparedDataset) -> dict[str, Any] | None:
@@ -170,12 +142,6 @@ def _files(prepared: PreparedDataset) -> dict[str, str]:
     for split in prepared.splits.values():
         found |= split.sha256
     return found
-
-
-def _folder_md5(prepared: PreparedDataset) -> str:
-    """Return the md5 that DVC gives the prepared folder: that of its listing."""
-    paths = [*_files(prepared), f"{prepared.folder}/manifest.json"]
-    return listing_md5({Path(path).name: _digest(path, "md5", prepared.name) for path in paths})
 
 
 def listing_md5(md5s: dict[str, str]) -> str:

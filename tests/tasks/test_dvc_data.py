@@ -18,6 +18,7 @@ from tasks import config
 from tasks.data import dataset_folder, prepared_data
 from tasks.operations import dvc_data
 from tasks.process import dvc
+from tasks.system import files
 from tasks.system.errors import StratagemError, UserError
 
 
@@ -254,9 +255,9 @@ def test_photos_of_many_sizes_without_a_test_split(project, run):
     refused = run(prepare)
     assert refused.returncode == 2
     assert "Give --set dataset.image_size=[HEIGHT,WIDTH]" in refused.stderr
-    made = run([*prepare, "--set", "dataset.image_size=[12,9]"])
-    assert made.returncode == 0, made.stderr
-    assert "it has no test split: 4 of its training examples, drawn with seed 0" in made.stderr
+    done = run([*prepare, "--set", "dataset.image_size=[12,9]"])
+    assert done.returncode == 0, done.stderr
+    assert "it has no test split: 4 of its training examples, drawn with seed 0" in done.stderr
     prepared = dvc_data.load_prepared("photos")
     assert prepared.features["image"].shape == (12, 9, 3)
     assert {name: split.num_examples for name, split in prepared.splits.items()} == {"test": 4, "train": 16}
@@ -264,7 +265,8 @@ def test_photos_of_many_sizes_without_a_test_split(project, run):
     assert set(prepared_data.md5_by_file(prepared.data_version, project)) == {
         path.name for path in (project / prepared.folder).iterdir()
     }
-    assert prepared_data._folder_md5(prepared) == prepared.data_version
+    made = {path.name: files.digest(path, "md5") for path in (project / prepared.folder).iterdir()}
+    assert prepared_data.listing_md5(made) == prepared.data_version
     prepared_data.verify(prepared)
 
 
