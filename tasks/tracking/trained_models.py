@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import ValidationError
 
 from tasks import config, records, runs
-from tasks.data import encoding, prepared_data
+from tasks.data import prepared_data
 from tasks.records import ExportedModel, ModelVersion, PreparedDataset, Run, Target, TrainingResult
 from tasks.runs import lineage, relocation
 from tasks.system import errors, files, machine
@@ -103,7 +103,8 @@ def write_meaning(folder: Path, prepared: PreparedDataset) -> None:
 def copy_encoder(folder: Path) -> str:
     """Copy the package that makes a model's input of raw values, and return what it is called there: by its content,
     because a process that loads two models must not take one's code for the other's."""
-    sources = {path.name: path.read_bytes() for path in sorted(Path(encoding.__file__).parent.glob("*.py"))}
+    package = Path(prepared_data.__file__).with_name("encoding")  # To import it takes NumPy.
+    sources = {path.name: path.read_bytes() for path in sorted(package.glob("*.py"))}
     name = f"encoding_{hashlib.sha256(b''.join(sources.values())).hexdigest()[:12]}"
     (folder / name).mkdir()
     for file, source in sources.items():
