@@ -100,7 +100,8 @@ class Tfds(Description):
     builder: Text | None = None
     """MODULE:CLASS of a builder of the user's own; null is one of TFDS or of tasks/data/builders/."""
     image_size: tuple[Pixels, Pixels] | None = None
-    """Height and width that `prepare` resizes to; null keeps the dataset's own."""
+    """Height and width that `prepare` resizes to; null keeps the images' own size, or takes the median where sizes
+    differ, rounded to a multiple of 8, at most 224."""
     columns: Annotated[dict[str, TableColumn], BeforeValidator(_columns)] = Field(
         default={}, exclude_if=lambda columns: not columns
     )

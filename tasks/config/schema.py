@@ -117,7 +117,8 @@ class Dataset(Section):
     version: Result[Text | None]
     """TFDS version; null takes what data/<name>/params.yaml says, at first the builder's newest."""
     image_size: Result[tuple[Pixels, Pixels] | None]
-    """Height and width that `prepare` resizes to; null keeps the dataset's own (needed where sizes differ)."""
+    """Height and width that `prepare` resizes to; null keeps the images' own size, or takes the median where sizes
+    differ, rounded to a multiple of 8, at most 224."""
     downloads: Bookkeeping[Path | None]
     """Folder of source archives that you fetched yourself: FOLDER/NAME/<last one or two parts of the URL>, NAME without
     a configuration, as in TFDS' own folders."""

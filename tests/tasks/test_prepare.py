@@ -4,6 +4,7 @@ import io
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tarfile
@@ -203,13 +204,18 @@ def test_made_again_it_is_the_same_bytes(root, capsys):
     assert files_below(root / "data/digits/prepared") == first
 
 
-def test_images_of_many_sizes_want_one_size(root):
+def test_images_of_many_sizes_take_the_median_size_or_the_one_that_is_given(root, capsys):
     manifest = download(dataset("noisy_photos"))
     assert manifest.image_shape == (None, None, 3)
-    message = message_of(dataset("noisy_photos"), manifest)
-    assert "dataset.image_size = null" in message
-    assert "--set dataset.image_size=[HEIGHT,WIDTH]" in message
-    assert not (root / "data/noisy_photos/prepared").exists()
+    prepared = prepare(dataset("noisy_photos"), manifest)
+    check(prepared, root)
+    sizes = [image.shape[:2] for image in read_by_tfds(manifest, "train")[0]]
+    middle = tuple(statistics.median_low(size[side] for size in sizes) for side in (0, 1))
+    assert prepared.features["image"].shape == (*(max(8, (side + 4) // 8 * 8) for side in middle), 3)
+    height, width, _ = prepared.features["image"].shape
+    said = capsys.readouterr().err
+    assert "the images of noisy_photos differ in size, from " in said
+    assert f"the median is {middle[0]} x {middle[1]}): all are resized to {height} x {width}. --set " in said
 
     prepared = prepare(dataset("noisy_photos", image_size=(12, 9)), manifest)
     check(prepared, root)

@@ -5,6 +5,8 @@ A file that now reads the same source in another way says ``VERSION = 2``: data 
 """
 
 import importlib
+import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -19,6 +21,9 @@ from tasks.system.errors import UserError
 
 SPLITS = {"train": "train", "test": "test", "validation": "validation", "valid": "validation", "val": "validation"}
 """The split that a folder or a column of splits means by each of these words, in small letters."""
+MAX_SIDE, STEP = 224, 8
+"""Pixels, where sizes differ: the longer side is at most that of most pretrained models, and both divide by the
+step."""
 LONGEST_TEXT = 512
 TEXTS_WHOLE = 0.95
 """The share of the training texts that are kept whole; longer ones are cut."""
@@ -180,3 +185,27 @@ def split_rows(
         own = np.flatnonzero(labels == number)
         held[own[np.argpartition(words[own], share)[:share]]] = True
     return {"test": np.flatnonzero(held), "train": np.flatnonzero(~held)}
+
+
+def median_size(name: str, sizes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], str]:
+    """Return the height and width for images of different sizes, and a line that says so.
+
+    Each is the median, rounded to a multiple of ``STEP``; both shrink together until neither exceeds ``MAX_SIDE``.
+
+    Args:
+        name: of the dataset.
+        sizes: the height and width of each image.
+    """
+    height, width = (statistics.median_low(size[side] for size in sizes) for side in (0, 1))
+    scale = min(1.0, MAX_SIDE / max(height, width))
+    size = (_multiple(height * scale), _multiple(width * scale))
+    low, high = min(sizes, key=math.prod), max(sizes, key=math.prod)
+    return size, (
+        f"the images of {name} differ in size, from {low[0]} x {low[1]} to {high[0]} x {high[1]} (height x width; the "
+        f"median is {height} x {width}): all are resized to {size[0]} x {size[1]}. --set dataset.image_size=[HEIGHT,"
+        "WIDTH] says otherwise"
+    )
+
+
+def _multiple(side: float) -> int:
+    return max(STEP, int(side + STEP / 2) // STEP * STEP)

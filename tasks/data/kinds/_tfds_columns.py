@@ -1,5 +1,7 @@
 """The examples of a TFDS builder that gives columns by name: what each column is, and all of their rows."""
 
+import io
+import itertools
 import math
 import sys
 from collections import Counter
@@ -11,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import tensorflow as tf
+from PIL import Image
 
 from tasks import config
 from tasks.data import builders
 from tasks.data.encoding import Encoder, cells
 from tasks.data.encoding.cells import BadValue, Values
-from tasks.data.kinds import Block
+from tasks.data.kinds import Block, median_size
 from tasks.data.kinds._columns import Fitted, Statistics, sort_classes
 from tasks.data.table_columns import LOOKED_AT, kind_of_texts, lines_of_kinds
 from tasks.records import HeldOut, Target
@@ -26,6 +29,8 @@ from tasks.system.errors import UserError, one_of
 CHUNK_BYTES = 8 * 2**20
 ROWS_AT_ONCE = 1024
 MAX_VOCABULARY = 20_000
+MEASURED = 10_000
+"""Images whose sizes are read for the median."""
 KINDS = {"class": "category", "bool": "category", "numbers": "number", "image": "image"}
 """What a column is, by what TFDS says of it; of texts the values of the training split say it, as those of a table."""
 
@@ -311,22 +316,28 @@ class Columns:
         return hot
 
     def _shape(self, name: str) -> tuple[int, int, int]:
-        return image_shape(self._dataset, self._found.given[self._sources[name].place].shape, name)
+        return image_shape(self._dataset, self._builder, self._sources[name].place)
 
 
-def image_shape(dataset: config.Tfds, own: tuple[int | None, int | None, int], what: str) -> tuple[int, int, int]:
+def image_shape(dataset: config.Tfds, builder: Any, place: builders.Place) -> tuple[int, int, int]:
     """Return height, width and channels of images as they are prepared.
 
-    Raises:
-        UserError: they differ in size, and ``image_size`` says none.
+    Images of different sizes get ``image_size``, or without it the median size of the first ``MEASURED`` images of the
+    training split, and a line says so. A dataset without a training split is measured by its first split.
     """
-    height, width = dataset.image_size or own[:2]
-    if height is None or width is None:
-        raise UserError(
-            f"dataset.image_size = null: the images of {what} differ in size (shape {own}). "
-            "Give --set dataset.image_size=[HEIGHT,WIDTH]"
-        )
-    return height, width, own[2]
+    own = builders.supervised(builder).given[place].shape
+    size = dataset.image_size or own[:2]
+    if None in size:
+        split = "train" if "train" in builder.info.splits else min(builder.info.splits)
+        files = (file for some in builders.columns(builder, split, [place], ROWS_AT_ONCE) for file in some[place])
+        size, line = median_size(dataset.name, [_size_of(file) for file in itertools.islice(files, MEASURED)])
+        print(line, file=sys.stderr)
+    return *size, own[2]
+
+
+def _size_of(file: bytes) -> tuple[int, int]:
+    with Image.open(io.BytesIO(file)) as image:
+        return image.height, image.width
 
 
 def target_columns(name: str, shape: tuple[int, ...]) -> tuple[str, ...]:

@@ -1,12 +1,10 @@
 """A folder of images: FOLDER/<class>/*, or FOLDER/<split>/<class>/*; images in deeper folders belong to the class."""
 
 import json
-import math
 import mimetypes
 import os
 import re
 import shlex
-import statistics
 import sys
 import unicodedata
 import warnings
@@ -21,7 +19,7 @@ from PIL import Image, UnidentifiedImageError
 from tasks import config
 from tasks.data import source_files
 from tasks.data.encoding.pictures import FORMATS, ORIENTATION, decode_picture, open_picture
-from tasks.data.kinds import SPLITS, Block, Examples, Metadata, split_rows
+from tasks.data.kinds import SPLITS, Block, Examples, Metadata, median_size, split_rows
 from tasks.records import Feature, HeldOut, Target
 from tasks.system import background, machine
 from tasks.system.errors import UserError, listed, one_of
@@ -36,8 +34,6 @@ MOST_SPLITS = 12
 """More folders than that are no splits: the folds of a cross-validation are rarely more than ten."""
 ALLOWED = "Allowed: FOLDER/<class>/*, or FOLDER/<split>/<class>/* with the splits train, validation, test"
 IF_CLASSES = "If they are classes, with all that lies in them: --set dataset.splits={}"
-MAX_SIDE, STEP = 224, 8
-"""Where sizes differ, the larger side is at most that of most pretrained models, and each divides by the step."""
 CHUNK_BYTES = 4 * 2**20
 
 
@@ -67,7 +63,7 @@ def guess(dataset: config.ImageFolder) -> tuple[config.ImageFolder, list[str]]:
     if dataset.image_size is None:
         headers = [header for own in _scan(dataset).images.values() for header in own]
         if len({header.size for header in headers}) > 1:
-            size, line = _median_size(dataset.name, headers)
+            size, line = median_size(dataset.name, [header.size for header in headers])
             dataset = dataset.model_copy(update={"image_size": size})
             lines.append(line)
     return dataset, lines
@@ -379,26 +375,9 @@ def common_size(dataset: config.ImageFolder | config.Table, headers: Sequence[He
         return dataset.image_size
     if len(sizes := {header.size for header in headers}) == 1:
         return sizes.pop()
-    size, line = _median_size(dataset.name, headers)
+    size, line = median_size(dataset.name, [header.size for header in headers])
     print(line, file=sys.stderr)
     return size
-
-
-def _median_size(name: str, headers: Sequence[Header]) -> tuple[tuple[int, int], str]:
-    """Return the median height and width, smaller where it is larger than ``MAX_SIDE``, and a line that tells it."""
-    height, width = (statistics.median_low(header.size[side] for header in headers) for side in (0, 1))
-    smaller = min(1.0, MAX_SIDE / max(height, width))
-    size = max(STEP, _rounded(height * smaller)), max(STEP, _rounded(width * smaller))
-    low, high = (pick((header.size for header in headers), key=math.prod) for pick in (min, max))
-    return size, (
-        f"the images of {name} differ in size, from {low[0]} x {low[1]} to {high[0]} x {high[1]} (height x width; the "
-        f"median is {height} x {width}): all are resized to {size[0]} x {size[1]}. --set dataset.image_size=[HEIGHT,"
-        "WIDTH] says otherwise"
-    )
-
-
-def _rounded(side: float) -> int:
-    return int(side + STEP / 2) // STEP * STEP
 
 
 def _blocks(

@@ -36,11 +36,12 @@ def examples(dataset: config.Tfds) -> Examples:
 
     Unlabelled examples (class -1) are left out and counted: of most datasets that have some, a whole split, as in
     ImageNet's test split. Where no test split is there, a fifth of the training examples becomes it. Images are resized
-    (bilinear, antialiased, without keeping the aspect ratio) where ``image_size`` says so.
+    (bilinear, antialiased, without keeping the aspect ratio) to ``image_size``, or to the median size where theirs
+    differ.
 
     Raises:
-        UserError: nothing was downloaded, images of different sizes and no ``image_size``, columns that are not
-            there, no labelled example to train on, or a damaged shard.
+        UserError: nothing was downloaded, columns that are not there, no labelled example to train on, or a damaged
+            shard.
     """
     manifest, builder = _open(dataset)
     given, learnt = builders.supervised(builder).kinds
@@ -62,7 +63,9 @@ def examples(dataset: config.Tfds) -> Examples:
             columns = Columns(dataset, builder, labelled, held_out)
         features, vocabularies = columns.fitted.features, columns.fitted.vocabularies
     elif given == "image":
-        shape = image_shape(dataset, manifest.image_shape or (None, None, 1), manifest.name)
+        (place,) = builders.supervised(builder).given
+        with _explained(dataset, manifest, builder):
+            shape = image_shape(dataset, builder, place)
         features = {"image": Feature(kind="image", shape=shape, dtype="uint8")}
         vocabularies = {}
     else:
