@@ -1,4 +1,4 @@
-"""What the stages of the data leave: a manifest, the prepared arrays, statistics, and what the checks find."""
+"""Records of the data stages: the manifest, the prepared arrays, statistics and the results of the checks."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, Self, TypeVar
@@ -26,9 +26,9 @@ class DatasetManifest(Record):
     tfds_version: str
     folder: str
     image_shape: tuple[int | None, int | None, int] | None
-    """None for texts, numbers and columns."""
+    """None if the examples are texts, numbers or columns."""
     num_classes: int
-    """0 for numbers that are learnt, and for classes that are texts."""
+    """0 for a regression, and for classes that are texts."""
     class_names: tuple[str, ...]
     num_examples: dict[str, int]
     sources: tuple[SourceFile, ...]
@@ -36,107 +36,108 @@ class DatasetManifest(Record):
 
 
 class Column(Record):
-    """A column of a table, as one place or several of a feature hold it."""
+    """A column of a table; it fills one or several places of a feature."""
 
     name: str
     kind: Literal["number", "datetime", "category", "text", "image"]
     width: int = 1
-    """Places that it takes in the feature."""
+    """The number of places that it fills."""
     fill: float | None = None
-    """What stands for a missing number; None refuses a missing one."""
+    """The number that replaces a missing one; with None, a missing number is an error."""
     quantiles: Annotated[tuple[float, ...], Field(exclude_if=lambda quantiles: not quantiles)] = ()
-    """Of the training split, rising, from its smallest value to its largest: a number becomes its place among them, 0
-    to 1. Without any it stays as it is."""
+    """Quantiles of the training split, from its smallest value to its largest: a number becomes its rank among them, 0
+    to 1. Without quantiles it stays as it is."""
     decimal: Annotated[Literal[".", ","], Field(exclude_if=lambda decimal: decimal == ".")] = "."
-    """What stands before the fraction of a number that is written as a text."""
+    """The decimal point or comma of numbers that are written as text."""
     format: Annotated[str | None, Field(exclude_if=lambda form: form is None)] = None
-    """How a date is written, in the codes of ``strptime``; None is ISO 8601."""
+    """The format of a date for ``strptime``; None is ISO 8601."""
 
 
 class Feature(Record):
     """One input of a model: what the array of each split holds, and what was fitted on the training split.
 
-    An ``image`` is uint8 (height, width, channels) of pixels. ``number`` is float32 (k,): k numbers as they are, which
-    the model standardises by ``mean`` and ``deviation``. ``category`` is int32 (k,): for each of k columns the place of
-    its value in that column's vocabulary. ``text`` is int32 (length,): the places of its words, filled up with 0. In a
-    vocabulary 0 is for what is missing and 1 for what the training split does not have; its words begin at 2.
+    An ``image`` holds pixels: uint8 (height, width, channels). A ``number`` holds k numbers as they are: float32 (k,);
+    the model standardises them by ``mean`` and ``deviation``. A ``category`` holds the index of each of k columns'
+    values in that column's vocabulary: int32 (k,). A ``text`` holds the indices of its words, padded with 0: int32
+    (length,). In a vocabulary, 0 means a missing value and 1 a value that the training split does not have; the known
+    values begin at 2.
     """
 
     kind: Literal["image", "number", "category", "text"]
     shape: tuple[int, ...]
-    """Of one example."""
+    """The shape of one example."""
     dtype: Literal["uint8", "int32", "float32"]
     mean: tuple[float, ...] = ()
-    """Of each channel of an image, in 0..255, or of each number."""
+    """The mean of each channel of an image, in 0..255, or of each number."""
     deviation: tuple[float, ...] = ()
-    """The standard deviation, as the mean."""
+    """The standard deviation of the same."""
     columns: tuple[Column, ...] = ()
-    """Of a table, in the order of their places."""
+    """The columns of a table, in the order of their places."""
     vocabulary: str | None = None
-    """Of categories or words: a JSON file of one list of texts for each column, from place 2 on."""
+    """The JSON file of the categories or words: one list of texts for each column, from index 2 on."""
     vocabulary_sizes: tuple[int, ...] = ()
-    """How many numbers each column has, 0 and 1 included."""
+    """The number of indices of each column, 0 and 1 included."""
 
 
 Task = Literal["classification", "multilabel", "regression"]
 
 
 HEADLINES: dict[Task, str] = {"classification": "accuracy", "multilabel": "micro_f1", "regression": "mae"}
-"""The metric that every training of a task measures, and that a table has room for."""
+"""The metric of each task that every training measures and every table of runs shows."""
 
 
 class Target(Record):
-    """What a model learns to tell."""
+    """What a model learns to predict."""
 
     task: Task
     num_outputs: int
-    """Numbers that a model gives for an example: a logit for each class, or the numbers of a regression."""
+    """The number of outputs for an example: a logit for each class, or the numbers of a regression."""
     class_names: tuple[str, ...] = ()
-    """Without any for a regression."""
+    """Empty for a regression."""
     columns: tuple[str, ...] = ()
-    """Of a table: one, or one for each label or number."""
+    """The target columns of a table: one, or one for each label or number."""
     mean: tuple[float, ...] = ()
-    """Of each number of a regression in the training split."""
+    """The mean of each number of a regression in the training split."""
     deviation: tuple[float, ...] = ()
 
     @property
     def label_dtype(self) -> str:
-        """Of the array of labels."""
+        """The dtype of the array of labels."""
         return {"classification": "int64", "multilabel": "uint8", "regression": "float32"}[self.task]
 
     @property
     def label_shape(self) -> tuple[int, ...]:
-        """Of the label of one example."""
+        """The shape of one example's label."""
         return () if self.task == "classification" else (self.num_outputs,)
 
     @classmethod
     def of_classes(cls, names: Iterable[str]) -> Self:
-        """Return the target of a classification."""
+        """Return the target of a classification with these classes."""
         class_names = tuple(names)
         return cls(task="classification", num_outputs=len(class_names), class_names=class_names)
 
 
 class PreparedSplit(Record):
-    """One split as memory-mappable arrays of n rows."""
+    """One split: files of arrays with n rows, which can be memory-mapped."""
 
     num_examples: int
     features: dict[str, str]
-    """The file of each feature: (n, *shape)."""
+    """The file of each feature, with an array of shape (n, *shape)."""
     labels: str
-    """Its file: the class, int64 (n,); for several labels 0 or 1 each, uint8 (n, labels); for a regression float32 (n,
-    numbers)."""
+    """The file of the labels: classes are int64 (n,), several labels uint8 (n, labels) of 0 and 1, and the numbers of a
+    regression float32 (n, numbers)."""
     weights: str | None = None
-    """The file of how much each example counts in the training loss: float32 (n,). None is 1 for each."""
+    """The file of each example's weight in the training loss, float32 (n,); None means that all weigh 1."""
     sha256: dict[str, str]
-    """Of each file."""
+    """The sha256 of each file."""
     class_counts: tuple[int, ...]
-    """How many examples have each class; nothing for a regression."""
+    """The number of examples of each class; empty for a regression."""
     num_missing: dict[str, int] = {}
-    """How many values of a column were missing; a column without any is not there."""
+    """The number of missing values by column, without the columns that miss none."""
 
 
 def as_input(features: Mapping[str, T]) -> T | dict[str, T]:
-    """Return what a model takes of features by name: the only one itself, or all by name, as Keras' models do."""
+    """Return the input of a Keras model: the feature itself if there is only one, or else all of them by name."""
     return next(iter(features.values())) if len(features) == 1 else dict(features)
 
 
@@ -152,7 +153,7 @@ class PreparedDataset(Record):
 
     name: str
     kind: str
-    """Of the dataset, a file of ``tasks/data/kinds/``."""
+    """The kind of the dataset: a file of ``tasks/data/kinds/``."""
     version: str
     folder: str
     features: dict[str, Feature]
@@ -160,106 +161,106 @@ class PreparedDataset(Record):
     splits: dict[str, PreparedSplit]
     tfds_version: str | None = None
     raw_folder: str | None = None
-    """Where TFDS' shards lie; None for a kind that has none, which cannot be streamed."""
+    """The folder of TFDS' shards; None for a kind without shards, which cannot be streamed."""
     sources: tuple[SourceFile, ...] = ()
     sha256: dict[str, str] = {}
-    """Of each file that is of no split: the vocabularies, and the metadata."""
+    """The sha256 of each file that belongs to no split: the vocabularies and the metadata."""
     metadata: Annotated[str | None, Field(exclude_if=lambda metadata: metadata is None)] = None
-    """The file of what is known of each test example beside its features: by column {"kind", "values"}; of a category
-    the values are texts, of a number numbers, of a datetime days since 1970; null is a missing one."""
+    """The file with what else is known about each test example: {"kind", "values"} by column. Values are texts for a
+    category, numbers for a number, days since 1970 for a datetime, and null where one is missing."""
     licence: str | None = None
     held_out: HeldOut | None = None
     validation_by_class: Annotated[bool, Field(exclude_if=lambda by_class: not by_class)] = False
-    """Whether each class gives the same share to the validation examples that a run draws. Without it, as in a dataset
-    of TFDS, they are drawn without regard to classes."""
+    """Whether each class gives the same share to the validation examples that a run draws. Datasets of TFDS are drawn
+    from without regard to classes."""
     data_version: str | None = None
-    """The md5 of the prepared folder in DVC's lock; not in the file itself, which is part of that md5."""
+    """The md5 of the prepared folder in DVC's lock. The file itself does not hold it, as it is part of that md5."""
 
 
 class KeptColumn(Record):
-    """A column that no model learns from, as the test split has it."""
+    """A summary of a metadata column, which no model learns from, in the test split."""
 
     kind: str
     """category, number or datetime."""
     num_missing: int
     num_different: int
-    """Of the values that there are."""
+    """The number of distinct values."""
     lowest: float | None = None
-    """Of numbers; of datetimes in days since 1970."""
+    """The smallest number, or the earliest day since 1970; None for categories."""
     highest: float | None = None
 
 
 class DataDifference(Record):
-    """What differs between two prepared datasets, or two data versions of one."""
+    """The differences between two prepared datasets, or between two data versions of one dataset."""
 
     first: str
     """NAME or NAME@COMMIT."""
     second: str
     differences: dict[str, tuple[str | None, str | None]]
-    """By what it is, such as ``train: examples``: in the first and in the second, None where it has none."""
+    """The two values by what differs, such as ``train: examples``; None where one of the two has no value."""
 
 
 class ColumnStatistics(Record):
-    """How the values of a column are distributed in a split: of numbers, or of classes, categories or words."""
+    """The distribution of a column's values in a split: numbers, classes, categories or words."""
 
     num_values: int
-    """That were counted."""
+    """The number of values that were counted."""
     mean: float | None = None
     deviation: float | None = None
     quantiles: tuple[float, ...] = ()
-    """Of numbers: the smallest, 99 that cut them into hundredths, the largest. Nothing for what is counted."""
+    """For numbers: the smallest, the 99 percentiles, the largest; empty otherwise."""
     counts: dict[str, int] = {}
-    """Of what is counted: the most frequent values; "(others)" are the rest."""
+    """For classes, categories and words: the most frequent values; "(others)" counts the rest."""
 
 
 class DataStatistics(Record):
     """The statistics of a data version: data/<name>/report/statistics.json."""
 
     arrays: str
-    """sha256 of the digests of the arrays: the same for the same data."""
+    """The sha256 of the arrays' digests: the same for the same data."""
     splits: dict[str, dict[str, ColumnStatistics]]
     """By split and column: ``class``, ``image brightness``, ``age``."""
 
 
 class Offender(Record):
-    """One example, column or class for which a check has its finding."""
+    """An example, column or class that a check complains about."""
 
     name: str
     """A file of the source, a row, a column or a class."""
     split: str | None = None
     row: int | None = None
-    """In the arrays of its split, from 0 on."""
+    """The row in the arrays of its split, from 0."""
     note: str = ""
     twin: tuple[str, int] | None = None
-    """The split and row of the example that it is like."""
+    """The split and row of the example that it resembles."""
 
 
 class CheckResult(Record):
-    """What one check says."""
+    """The result of one check."""
 
     action: Literal["stop", "warn"]
     threshold: float
     value: float
-    """A finding is above the threshold."""
+    """A value above the threshold is a finding."""
     is_finding: bool
     text: str
     num_offenders: int
     offenders: tuple[Offender, ...]
-    """The worst ones, first."""
+    """Only the worst, sorted from the worst down."""
     picture: str | None = None
-    """The file that shows them, beside this record."""
+    """The file next to this record that shows them."""
 
 
 class DataQuality(Record):
-    """What all checks say of a data version: data/<name>/report/quality.json."""
+    """The results of all checks of a data version: data/<name>/report/quality.json."""
 
     arrays: str
     """As in ``DataStatistics``."""
     looked_at: dict[str, int]
-    """How many examples of each split."""
+    """The number of examples that were checked in each split."""
     checks: dict[str, CheckResult]
     pictures: tuple[str, ...]
-    """Files beside this record."""
+    """Files next to this record."""
 
     @property
     def findings(self) -> dict[str, CheckResult]:

@@ -14,27 +14,27 @@ class Repeat(Record):
     run_id: Name
     """Its MLflow run, a child of the comparison's."""
     round: int
-    """Each round trains all rows once, so that rows of one round met the same machine."""
+    """Each round trains every row once, so that the rows of a round share the state of the machine."""
     examples_per_second: float | None
     total_seconds: float
     load: float
-    """How many processor cores other programs kept busy meanwhile, on average."""
+    """The processor cores that other programs kept busy meanwhile, on average."""
     sitting: int = 1
-    """In which go of the comparison: one that was killed and goes on is in its second."""
+    """The part of the comparison, from 1: a comparison that was killed and continues is in its second."""
     peak_memory_bytes: int | None = None
-    """What its processes had of the memory, each at its most, added up."""
+    """The sum of its processes' peak memory."""
     start_up_seconds: float
     """From the start of the processes to the first training step."""
     step_time: StepTime | None = None
 
 
 class ComparisonRow(Record):
-    """One strategy under one loop: what was measured, or in `reason` why it did not work. Figures are the medians of
-    the repeats."""
+    """One strategy under one loop: what was measured, or in `reason` why it did not work. Figures are medians of the
+    repeats."""
 
     strategy: str
     loop: str | None
-    """None for a strategy that none of the loops drives."""
+    """None for a strategy that no loop supports."""
     reason: str | None = None
     run_id: Name | None = None
     """Its first MLflow run, a child of the comparison's; None when it was refused before there was one."""
@@ -46,44 +46,44 @@ class ComparisonRow(Record):
     steps: int | None = None
     metrics: dict[str, float] = {}
     intervals: dict[str, tuple[float, float]] = {}
-    """The 95 % bootstrap interval of each metric that has one: of the first of its trainings."""
+    """The 95 % bootstrap interval of each metric that has one, from the first training of the row."""
     differences: dict[str, tuple[float, float]] = {}
-    """The 95 % interval of how much more each of these is than that of the row which they are held against
+    """The 95 % interval of the difference between each metric and that of the row it is compared with
     (`findings.metric_base`), on the same test examples."""
     peak_memory_bytes: int | None = None
     peak_memory_range: tuple[int, int] | None = None
-    """The lowest and the highest of the rounds, in bytes; None where there was only one."""
+    """The lowest and the highest of the rounds, in bytes; None after a single round."""
     step_time: StepTime | None = None
-    """Of the round with the median step."""
+    """The step time of the round with the median step."""
     examples_per_second: float | None = None
     seconds_per_epoch: float | None = None
-    """Mean of the epochs after the first; of a single epoch, what is left of it without its first call."""
+    """The mean of the epochs after the first; for a single epoch, its time without the first call."""
     total_seconds: float | None = None
     """From the start of the processes to the end of the evaluation."""
     speed_up: float | None = None
-    """Times the examples/s of `one_device` under the same loop, or under another where there is no such row: the median
-    of the rounds."""
+    """The examples/s divided by those of `one_device` under the same loop, or if there is no such row under another
+    loop: the median of the rounds."""
     speed_up_range: tuple[float, float] | None = None
-    """The lowest and the highest of the rounds; None where there was only one, which says nothing of chance."""
+    """The lowest and the highest of the rounds; None after a single round, which shows no spread."""
     efficiency: float | None = None
-    """`speed_up` by the number of devices, which is that of the replicas but for `model_parallel`, where a replica has
-    several, and `parameter_server`, where each worker does steps of its own."""
+    """`speed_up` divided by the number of devices. That is the number of replicas, except under `model_parallel`,
+    where a replica has several devices, and `parameter_server`, where each worker takes its own steps."""
     start_seconds: float | None = None
     """The start of the processes: imports, devices, checks, and the start of the MLflow run."""
     setup_seconds: float | None = None
-    """From there to the first training step: model, variables, input."""
+    """From then to the first training step: model, variables, input."""
     start_up_seconds: float | None = None
-    """Both together, the median of the rounds."""
+    """The sum of both: the median of the rounds."""
     start_up_range: tuple[float, float] | None = None
-    """The lowest and the highest of the rounds, as `peak_memory_range`."""
+    """The lowest and the highest of the rounds; None after a single round."""
     tracing_seconds: float | None = None
-    """The first call of the step function."""
+    """The duration of the first call of the step function."""
     restarts: tuple[str, ...] = ()
-    """Why its processes were started again."""
+    """The reasons why its processes were restarted."""
 
     @property
     def name(self) -> str:
-        """What tells it from the other rows."""
+        """The name of the row in tables."""
         return f"{self.strategy}, {self.loop}"
 
     @property
@@ -99,7 +99,7 @@ class Comparison(Record):
     run_id: str
     """The parent of the rows' MLflow runs."""
     folder: str
-    """Where this record lies as comparison.json, beside the same table as CSV, as a Markdown page and as HTML."""
+    """The folder of this record (comparison.json) and of the same table as CSV, Markdown and HTML."""
     flow_run_id: str | None
     git_commit: str | None
     data_version: str | None
@@ -109,42 +109,42 @@ class Comparison(Record):
     epochs: int
     global_batch_size: int
     num_cores: int
-    """Processor cores that this process may use."""
+    """The processor cores that this process may use."""
     rounds: int = 1
-    """How often each row was trained."""
+    """The number of times each row was trained."""
     rows: tuple[ComparisonRow, ...]
     left_out: tuple[str, ...]
-    """Pairs of strategy and loop that do not exist, where the strategy has another row."""
+    """Pairs of strategy and loop that do not exist, if the strategy has another row."""
     note: str | None
-    """What the figures of this machine cannot show."""
+    """What the figures from this machine cannot show."""
     finding: tuple[str, ...] = ()
-    """What follows from the figures, a sentence each."""
+    """The conclusions from the figures, one sentence each."""
     seconds: float
     finished_at: str
 
 
 class ComparisonProgress(Record):
-    """What a comparison that is at work has measured: each training as a row of its own. One that was killed goes on
-    from here."""
+    """What a running comparison has measured: each training is a row. A comparison that was killed continues from
+    here."""
 
     sitting: int
-    """How often it was begun or gone on with."""
+    """The number of times it was started or continued."""
     rows: tuple[ComparisonRow, ...]
 
 
 class Limits(Record):
-    """What a trial of a sweep must reach to be trained on."""
+    """The values that a trial of a sweep must reach to continue."""
 
     metric: str
     lower_is_better: bool
     by_epoch: dict[int, float] = {}
-    """After so many epochs the metric must be as good as this."""
+    """The worst allowed value of the metric by number of epochs."""
 
     def missed(self, values: Sequence[float]) -> int | None:
-        """Return after how many epochs a trial ends, because its metric is worse; None where it is trained on.
+        """Return the number of epochs after which a trial ends because its metric is worse; None if it continues.
 
         Args:
-            values: of the metric, one a whole epoch.
+            values: the metric after each whole epoch.
         """
         sign = 1 if self.lower_is_better else -1
         for epoch, limit in sorted(self.by_epoch.items()):
@@ -157,36 +157,36 @@ class Trial(Record):
     """One training of a sweep."""
 
     number: int
-    """From 0 on, in the order in which they were suggested."""
+    """From 0, in the order in which the trials were suggested."""
     state: Literal["running", "complete", "pruned", "failed"]
-    """`running`, too, of one whose process was killed: the same command trains it on."""
+    """`running` also if its process was killed: the same command continues it."""
     params: dict[str, Any]
-    """The settings that it has of the space."""
+    """Its values of the settings in the space."""
     value: float | None = None
-    """Of the sweep's metric; of a pruned one, where it ended."""
+    """The sweep's metric; for a pruned trial, its value when the trial ended."""
     values: tuple[float, ...] = ()
-    """Of the metric after each epoch."""
+    """The metric after each epoch."""
     run_id: Name | None = None
-    """Its MLflow run, a child of the sweep's; None of one that was refused, and of a copy."""
+    """Its MLflow run, a child of the sweep's; None if it was refused, or repeats an earlier trial."""
     same_as: int | None = None
-    """The earlier trial with the same parameters whose result it has: nothing was trained again."""
+    """The earlier trial with the same parameters, whose result it takes without training."""
     reason: str | None = None
     """Why it failed, or was pruned."""
     seconds: float | None = None
 
 
 class SweepPlan(Record):
-    """What makes two sweeps the same: each trial of them has the same parameters."""
+    """What two sweeps must share so that their trials have the same parameters."""
 
     name: str
-    """The file of the space, without its ending."""
+    """The name of the space's file, without its extension."""
     space: dict[str, Any]
-    """As the file says it, with what is left out there."""
+    """The space as in the file, with defaults filled in."""
     metric: str
     lower_is_better: bool
     parallel: int
     sampler: str
-    """Whose suggestions they are, with its version."""
+    """The sampler that suggests the parameters, with its version."""
 
 
 class Sweep(Record):
@@ -196,7 +196,7 @@ class Sweep(Record):
     run_id: str
     """The parent of the trials' MLflow runs."""
     folder: str
-    """Where this record lies as sweep.json, beside the trials as CSV, a page, and Optuna's own database."""
+    """The folder of this record (sweep.json), the trials as CSV, a page, and Optuna's database."""
     flow_run_id: str | None
     git_commit: str | None
     data_version: str | None
@@ -205,43 +205,43 @@ class Sweep(Record):
     plan: SweepPlan
     trials: tuple[Trial, ...]
     best: int | None
-    """The number of the best trial; None where none was trained to its end."""
+    """The number of the best trial; None if no trial finished."""
     importance: dict[str, float] = {}
-    """By parameter, what part of the differences between the values it explains; nothing of too few trials."""
+    """The share of the differences between the values that each parameter explains; empty for too few trials."""
     best_settings: dict[str, Any] = {}
-    """Of the final training: what it has of the best trial's parameters, and what was changed to train on all."""
+    """The settings of the final training: the best trial's parameters, and those that train on all examples."""
     final: RunSummary | None = None
-    """The best trial's settings, trained again on training and validation examples together, evaluated on the test
-    split and put through the gate; None before that is done."""
+    """The run that trained the best trial's settings on training and validation examples together, evaluated on the
+    test split and judged by the gate; None before that."""
     seconds: float
-    """Of this command; a sweep that was killed has lost the earlier ones."""
+    """The duration of this command; that of earlier commands, if the sweep was killed, is lost."""
     finished_at: str
 
 
 class Pace(Record):
-    """What one device takes for a step, and a training for a checkpoint, on this machine."""
+    """The time that one device takes for a step, and a training for a checkpoint, on this machine."""
 
     parameters: int
-    """That are trained."""
+    """The number of trainable parameters."""
     examples: int
-    """In a step."""
+    """The number of examples in a step."""
     step_seconds: tuple[float, ...]
-    """Of each call, by the steps in it."""
+    """The duration of each call divided by the steps in it."""
     checkpoint_seconds: float
-    """What the training waits; the file is written beside it."""
+    """The time that the training waits; the file is written in the background."""
     device: str
 
 
 class ScalingPlan(Record):
-    """What `stratagem plan` predicts; each range is what it may be as well."""
+    """The prediction of `stratagem plan`; a range gives its bounds."""
 
     workers: int
     devices: int
-    """Of each worker."""
+    """The number of devices of each worker."""
     communication: str
-    """`ring`: TensorFlow's over gRPC, as measured; `nccl`: a ring by the textbook."""
+    """`ring`: TensorFlow's over gRPC, as measured; `nccl`: the textbook's ring."""
     bandwidth: float
-    """Bits a second."""
+    """In bits per second."""
     latency_seconds: float
     parameters: int
     gradient_bytes: int
@@ -249,29 +249,29 @@ class ScalingPlan(Record):
     step_seconds: float
     step_seconds_range: tuple[float, float]
     parts_seconds: dict[str, float]
-    """Of a step: `computing`, `bandwidth`, `latency`, `software`."""
+    """The parts of a step: `computing`, `bandwidth`, `latency`, `software`."""
     bottleneck: str
-    """The largest of the parts."""
+    """The largest part."""
     examples_per_second: float
     examples_per_second_range: tuple[float, float]
     efficiency: float
-    """The share of a step that computes."""
+    """The share of a step that is spent computing."""
     efficiency_range: tuple[float, float]
     failures_a_day: float | None = None
-    """Of all machines together; null without a time between failures, as the restart and the goodputs are."""
+    """Failures of all machines together; null, like the restart and the goodputs, without a time between failures."""
     checkpoint_seconds: float | None = None
-    """What a training waits for one; null where it is neither given nor measured."""
+    """The time that a training waits for a checkpoint; null if it is neither given nor measured."""
     restart_seconds: float | None = None
     interval_seconds: float | None = None
-    """Between two checkpoints of the settings; null where these do not say it in steps, or a checkpoint's cost is
-    not known."""
+    """The time between two checkpoints; null if the settings do not give it in steps, or if a checkpoint's cost is
+    unknown."""
     checkpoint_share: float | None = None
-    """The share of the time in which nothing fails that a training waits for checkpoints, with that interval."""
+    """The share of time that a training without failures waits for checkpoints, with that interval."""
     checkpoint_share_range: tuple[float, float] | None = None
     goodput: float | None = None
-    """The share of all time whose steps count in the end, with that interval."""
+    """The share of time spent on steps that count in the end, with that interval."""
     goodput_range: tuple[float, float] | None = None
-    """With half and twice the time between failures, and with the range of the step where the interval is in steps."""
+    """With half and twice the time between failures, and with the range of a step if the interval is in steps."""
     best_interval_seconds: float | None = None
     best_goodput: float | None = None
     best_goodput_range: tuple[float, float] | None = None

@@ -1,4 +1,4 @@
-"""What commands about the project leave: a plan, a health check, jobs, kept services, deliveries, provenance."""
+"""Records of commands about the project: a plan, a health check, jobs, services, deliveries, provenance."""
 
 from typing import Any, Literal
 
@@ -27,8 +27,8 @@ class GivenSetting(Record):
     key: str
     value: Any
     source: str
-    """`params.yaml`, `recipe NAME`, `--set`, `dataset: REASON`, `default rule`, or what else says it; the value is null
-    as long as it cannot be chosen for the data."""
+    """Where the value comes from: `params.yaml`, `recipe NAME`, `--set`, `dataset: REASON`, `default rule` or another
+    source. The value is null until it can be chosen for the data."""
 
 
 class Explanation(Record):
@@ -41,7 +41,7 @@ class Explanation(Record):
 
 Level = Literal["ok", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("ok", "warning", "error")
-"""The better one first."""
+"""From best to worst."""
 
 
 class Finding(Record):
@@ -50,7 +50,8 @@ class Finding(Record):
     check: str
     """The file of ``tasks/operations/doctor/`` that checked."""
     level: Level
-    """``error``: a command fails, or something is lost; ``warning``: one may, or is slower than need be."""
+    """``error``: a command fails, or something is lost; ``warning``: a command may fail, or is slower than it could
+    be."""
     text: str
     mend: str | None = None
     """The command that repairs it, or what to do; None if nothing is wrong."""
@@ -73,12 +74,12 @@ class Job(Record):
     engine: Name
     """The file of tasks/operations/submission/ that did it, such as `slurm`."""
     id: str
-    """What the engine calls it."""
+    """The engine's name for it."""
     place: tuple[str, ...] = ()
-    """Words that lead the engine's commands to it, such as ``--namespace team``."""
+    """Arguments with which the engine's commands find it, such as ``--namespace team``."""
     name: str
     folder: Place
-    """Where its script and its log lie, from the project's folder."""
+    """The folder of its script and log, relative to the project's folder."""
     num_processes: int
     submitted_at: str
 
@@ -99,16 +100,16 @@ class ServiceState(Record):
 
     name: str
     pid: int
-    """Of its guard; 0 while it waits for its next start."""
+    """The process id of its guard; 0 while it waits for its next start."""
     created: float
-    """When the guard began, in seconds since 1970: a process id may be another one's by now."""
+    """When the guard started, in seconds since 1970: another process may have its id by now."""
     since: str
     restarts: int = 0
     last_end: str | None = None
     """How it ended before its last restart."""
     address: str = ""
     log: str = ""
-    """From the project's folder."""
+    """Relative to the project's folder."""
 
 
 class Operation(Record):
@@ -121,30 +122,30 @@ class Operation(Record):
     phase: Literal["starting", "ready", "ending"]
     services: tuple[ServiceState, ...] = ()
     versions: dict[str, str]
-    """What it runs with, by package."""
+    """The version of each package it runs with."""
 
 
 class Synced(Record):
-    """A run that was to be delivered."""
+    """A run and what became of its delivery."""
 
     run_id: str
     name: str
     outcome: Literal["delivered", "updated", "there already", "left out"]
     there: str | None = None
-    """Its id in the other store."""
+    """The run's id in the other store."""
     versions: tuple[str, ...] = ()
-    """NAME/VERSION in the other store, of its models."""
+    """The versions of its models in the other store, as NAME/VERSION."""
     reason: str | None = None
     """Why it was left out."""
 
 
 class Sync(Record):
-    """All runs that were to be delivered to a store."""
+    """The delivery of runs to a store."""
 
     to: str
     runs: tuple[Synced, ...]
     notes: tuple[str, ...] = ()
-    """What is remarkable about aliases."""
+    """Remarks about aliases."""
 
 
 class Link(Record):
@@ -153,7 +154,7 @@ class Link(Record):
     kind: str
     """Such as `run` or `model version`."""
     name: str
-    """Its id, or its place."""
+    """Its id or path."""
     facts: dict[str, str] = {}
     up: tuple["Link", ...] = ()
     """What it was made of."""
@@ -162,20 +163,20 @@ class Link(Record):
 
 
 class Provenance(Record):
-    """What `stratagem trace --json` prints."""
+    """The output of `stratagem trace --json`."""
 
     reference: str
-    """As it was given."""
+    """As the user gave it."""
     link: Link
     registry: str | None
-    """Why MLflow's registry could not be asked: versions and aliases are then those of the runs' records."""
+    """Why MLflow's registry did not answer; versions and aliases then come from the runs' records."""
 
 
 class NewProject(Record):
-    """What `stratagem init --json` prints."""
+    """The output of `stratagem init --json`."""
 
     folder: str
     files: tuple[str, ...]
-    """From the folder."""
+    """Relative to the folder."""
     git: bool
-    """Whether a repository was made there."""
+    """Whether a repository was created."""

@@ -1,4 +1,4 @@
-"""What a record is: a small frozen value, JSON on disk and between processes."""
+"""Records: small frozen values, JSON on disk and between processes."""
 
 import json
 from pathlib import Path
@@ -10,12 +10,12 @@ from tasks.system import files
 from tasks.system.errors import UserError, shown
 
 FORMAT = 1
-"""The number that files carry as ``format`` which another version of Stratagem may find. It rises when they change so
-that they have to be made again; a file with another number, or with none, is rejected."""
-# What becomes part of a path: a record that was edited must not lead out of mlruns/, where files are read and removed.
+"""The ``format`` number of files that another version of Stratagem may find. It rises when such files must be made
+again; a file with another number, or with none, is rejected."""
+# Part of a path: an edited record must not lead out of mlruns/, where files are read and removed.
 Name = Annotated[str, Field(pattern=r"^[^./][^/]*$")]
 Place = Annotated[str, Field(pattern=r"^mlruns(/[^./][^/]*)+$")]
-"""A file or folder in mlruns/, from the project's folder."""
+"""A file or folder in mlruns/, relative to the project's folder."""
 
 
 class Record(BaseModel):
@@ -24,14 +24,14 @@ class Record(BaseModel):
     # A loss that is not a number is written as "NaN": JSON has no number for it, and null would not be read back.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
     remedy: ClassVar[str] = ""
-    """What to do about a file of another format; the file of a record with a remedy carries ``FORMAT``."""
+    """What to do about a file of another format. Only records with a remedy carry ``FORMAT``."""
 
 
 R = TypeVar("R", bound=Record)
 
 
 def save(record: Record, path: Path) -> Path:
-    """Write a record as JSON under a temporary name, flush it, and rename it: a reader sees all of it or none."""
+    """Write a record as JSON under a temporary name, flush it, and rename it: readers see all of it or nothing."""
     text = record.model_dump_json(indent=2)
     if record.remedy:
         text = text.replace("{", f'{{\n  "format": {FORMAT},', 1)
@@ -65,12 +65,12 @@ def load(record_type: type[R], path: Path) -> R:
 
 
 def check_format(found: object, path: Path | str, remedy: str) -> None:
-    """Raise ``UserError`` where the number that a file carries as its format is not ``FORMAT``.
+    """Raise ``UserError`` if a file's format number is not ``FORMAT``.
 
     Args:
-        found: the number; None where there is none.
-        path: of the file.
-        remedy: what to do about it.
+        found: the file's number; None without one.
+        path: the file.
+        remedy: what the user can do about it.
     """
     if found != FORMAT:
         number = "no format number" if found is None else f"format {shown(found)}"
@@ -78,7 +78,7 @@ def check_format(found: object, path: Path | str, remedy: str) -> None:
 
 
 def load_or_none(record_type: type[R], path: Path) -> R | None:
-    """Return the record in a JSON file; None where the file is missing or is not such a record."""
+    """Return the record in a JSON file; None if the file is missing or is not such a record."""
     try:
         return load(record_type, path)
     except UserError:
