@@ -1,4 +1,4 @@
-"""What training, evaluation, registration, export and prediction leave."""
+"""Records of training, evaluation, registration, export and prediction."""
 
 from typing import Any, Literal
 
@@ -8,20 +8,20 @@ from tasks.records.record import Name, Place, Record
 
 
 class VariablePlacement(Record):
-    """Where one variable really lies."""
+    """The devices that really hold one variable."""
 
     path: str
     shape: tuple[int, ...]
     dtype: str
     devices: tuple[str, ...]
     sharding: str
-    """`whole` on one device; `mirrored`, or on JAX `replicated`, with a copy on each; or which axis of the mesh cuts
-    which dimension."""
+    """`whole` on one device; `mirrored`, or `replicated` on JAX, with a copy on each device; or which axis of the mesh
+    shards which dimension."""
     bytes_per_device: int
 
 
 class Placement(Record):
-    """What a strategy really did with a model: which variable lies where. Equal losses cannot show that."""
+    """Where a strategy really placed each variable of a model. Equal losses cannot show that."""
 
     strategy: str
     backend: str
@@ -29,13 +29,13 @@ class Placement(Record):
     num_workers: int
     devices: tuple[str, ...]
     collectives: str
-    """What sums the gradients, such as `NcclAllReduce`, or `none`."""
+    """The operation that sums the gradients, such as `NcclAllReduce`, or `none`."""
     variables: tuple[VariablePlacement, ...]
     """The model's, then the optimizer's."""
 
 
 class Tuning(Record):
-    """What was chosen for a training that changes how its sums are rounded, so that a resumed one does the same."""
+    """Automatic choices that change how sums are rounded; a resumed training repeats them."""
 
     jit_compile: bool
     reason: str
@@ -45,11 +45,11 @@ class StepTime(Record):
     """Where the time of a training step goes, in milliseconds of one step. The parts add up to the step."""
 
     num_steps: int
-    """That were looked at, after the training, whose own steps nothing slows down."""
+    """The number of steps that were traced, after the training so that it is not slowed down."""
     compute_ms: float
     collectives_ms: float
-    """Sums over replicas, and the wait for those that are not done yet; under `parameter_server` fetching variables
-    from the servers and changing them there."""
+    """Sums over replicas, and the wait for replicas that are not ready; under `parameter_server`, reading variables
+    from the servers and updating them there."""
     input_wait_ms: float
     host_ms: float
     """Python, callbacks, launching, copies to a device."""
@@ -61,13 +61,13 @@ class StepTime(Record):
 
     @property
     def total_ms(self) -> float:
-        """Of the whole step."""
+        """The milliseconds of the whole step."""
         return sum(self.parts.values())
 
 
 class TrainingResult(Record):
-    """What `train` leaves: the checkpoints, the exported models and what the training was like; its seconds and
-    examples a second are those of its last phase."""
+    """The result of `train`: the checkpoints, the exported models and how the training went. Seconds and examples per
+    second are those of its last phase."""
 
     run_id: Name
     dataset: str
@@ -80,17 +80,17 @@ class TrainingResult(Record):
     steps: int
     num_parameters: int
     optimizer: str
-    """The class that changed the weights: one of Keras', such as `SGD`, or of this project's, such as `FusedAdam`."""
+    """The optimizer's class: one of Keras, such as `SGD`, or one of this project, such as `FusedAdam`."""
     examples_per_second: float | None
-    """Training steps after the first call of the step function, input wait included; None when there was one call."""
+    """Of the training steps after the first call of the step function, including input wait; None after one call."""
     setup_seconds: float
-    """From the stage's beginning to the first call of the step function: model, variables, input."""
+    """From the start of the stage to the first call of the step function: model, variables, input."""
     first_call_seconds: float | None
-    """The first call of the step function, which traces and compiles it; None when no step was left to do."""
+    """The first call of the step function, which traces and compiles it; None if no step was left."""
     epoch_seconds: tuple[float, ...]
-    """Of each whole epoch that this process trained, validation included, its last checkpoint left out."""
+    """Each whole epoch that this process trained, including validation but not its last checkpoint."""
     history: dict[str, tuple[float, ...]]
-    """Metric by name (`train/loss`, `validation/accuracy`, `train/learning_rate`), one value a whole epoch."""
+    """Metrics by name (`train/loss`, `validation/accuracy`, `train/learning_rate`), one value per whole epoch."""
     stopped_early: bool
     checkpoints: Place
     checkpoint: Place
@@ -98,16 +98,16 @@ class TrainingResult(Record):
     final_model: Place
     best_model: Place
     weights_digest: str
-    """sha256 over the sorted weights of the final model."""
+    """The sha256 over the sorted weights of the final model."""
     best_weights_digest: str
     restarts: tuple[str, ...] = ()
-    """Why processes of the cluster were started again, a sentence for each time."""
+    """Why processes of the cluster were restarted, one sentence each time."""
     nonfinite_steps: tuple[int, ...] = ()
-    """Where the loss was no finite number, and the training went back to a checkpoint."""
+    """Steps at which the loss was not finite and the training went back to a checkpoint."""
     step_time: StepTime | None = None
-    """Of `train.traced_steps` after the last one."""
+    """Measured on `train.traced_steps` steps after the last one."""
     traced_seconds: float = 0.0
-    """What looking at these took, which is no time of the training's."""
+    """How long that measurement took; it is not part of the training's time."""
 
     @property
     def curves(self) -> dict[str, dict[str, tuple[float, ...]]]:
@@ -128,33 +128,33 @@ class ClassMetrics(Record):
 
 
 class EvaluationResult(Record):
-    """What `evaluate` leaves: the test split's metrics of one checkpoint. Rows of the matrix are true classes."""
+    """The result of `evaluate`: metrics of one checkpoint on the test split. Rows of the matrix are true classes."""
 
     run_id: str
     checkpoint: str
     step: int
     num_examples: int
     strategy: str
-    """Under which the outputs were computed."""
+    """The strategy that computed the outputs."""
     examples_by_device: dict[str, int] = {}
-    """How many examples really lay on each device. With several devices a replica, or a short last batch on JAX, some
-    lie on more than one."""
+    """The number of examples that each device really held. With several devices per replica, or a short last batch on
+    JAX, some are on more than one device."""
     metrics: dict[str, float]
     lower_is_better: tuple[str, ...]
-    """Those of which less is better; the code of the user's own metrics says it."""
+    """The metrics of which a lower value is better; for the user's own metrics, their code says so."""
     classes: tuple[ClassMetrics, ...]
-    """Or labels; nothing for a regression."""
+    """The metrics of each class or label; empty for a regression."""
     confusion_matrix: tuple[tuple[int, ...], ...]
-    """Nothing for other tasks than a classification."""
+    """Empty unless the task is a classification."""
     predictions: tuple[tuple[float, float], ...] = ()
-    """Of a regression's first number: what the first test examples have, and what the model gives."""
+    """For a regression's first number: pairs of true and predicted values of the first test examples."""
     outputs: Place
-    """What the model gave for each test example: an .npz of ``labels`` and ``outputs``, float32, see
+    """The model's output for each test example: an .npz file with ``labels`` and ``outputs``, float32; see
     ``tasks/evaluation/predictions.py``."""
     outputs_sha256: str
-    """Of that file."""
+    """The sha256 of that file."""
     test_rows: str
-    """Which test rows these are: two evaluations that have it in common can be compared example by example."""
+    """A digest of the test rows: two evaluations with the same digest can be compared example by example."""
 
 
 class Judgement(Record):
@@ -164,34 +164,34 @@ class Judgement(Record):
     reason: str
     """One sentence, with the figures."""
     forced: bool = False
-    """Whether it moved because somebody said so, whatever the evidence."""
+    """Whether it moved because a person said so, whatever the evidence."""
     against: str | None = None
     """The version that was the champion."""
     scored_again: bool = False
-    """Whether the champion's outputs were computed for the present test rows, because it was evaluated on others."""
+    """Whether the champion was evaluated again, because its evaluation was on other test rows."""
     metric: str | None = None
-    """What was compared, `register.metric`; the figures below are of it, None where nothing could be compared."""
+    """The metric that was compared, `register.metric`; None, as the figures below, if nothing could be compared."""
     candidate: float | None = None
     champion: float | None = None
     difference: float | None = None
-    """By how much the candidate is better; below 0 it is worse."""
+    """How much better the candidate is; below 0, it is worse."""
     interval: tuple[float, float] | None = None
-    """Of the difference, at `register.confidence`."""
+    """The interval of the difference, at `register.confidence`."""
     test: Literal["McNemar", "paired bootstrap"] | None = None
     p_value: float | None = None
-    """How likely so large a difference is where the candidate is no better."""
+    """The probability of so large a difference if the candidate is not better."""
     num_examples: int | None = None
-    """Test rows that both were measured on."""
+    """The number of test rows on which both were measured."""
 
     @property
     def told(self) -> str:
-        """Which version is the champion, and why, as a table has it."""
+        """Which version is the champion, and why, for a table."""
         who = "this version" if self.promoted else f"version {self.against}" if self.against else "none"
         return f"{who}: {self.reason}"
 
 
 class RegisteredModel(Record):
-    """What `register` leaves. Without a version, `reason` says why there is none."""
+    """The result of `register`. Without a version, `reason` says why."""
 
     run_id: str
     model_uri: str | None
@@ -200,26 +200,26 @@ class RegisteredModel(Record):
     aliases: tuple[str, ...]
     reason: str | None
     notes: tuple[str, ...] = ()
-    """What is remarkable about the version: it was there before, or its alias moved to a worse model."""
+    """Remarks about the version: it existed already, or its alias moved to a worse model."""
     judgement: Judgement | None = None
     """Whether it is the champion, and why; None without a version."""
 
 
 class RolledBack(Record):
-    """What `rollback` leaves: the alias `champion` is again where it was before."""
+    """The result of `rollback`: the alias `champion` is back on an earlier version."""
 
     model_name: str
     before: str | None
-    """The version that had the alias; None where nobody had it any more."""
+    """The version that had the alias; None if no version had it."""
     now: str
     missing: tuple[str, ...] = ()
-    """Versions in between that are no longer there."""
+    """Versions in between that no longer exist."""
     loaded_back: str
-    """What was seen of the version that has the alias now, before it got it: a sentence."""
+    """One sentence: how the version was checked before it got the alias."""
 
 
 class LoggedModel(Record):
-    """A model in MLflow, by what it was logged from."""
+    """What a model in MLflow was logged from."""
 
     run_id: str
     keras_file_sha256: str
@@ -232,12 +232,12 @@ class ModelVersion(Record):
     version: str
     aliases: tuple[str, ...]
     run_id: str | None
-    """Of the run in mlruns/ that it was made of, or as MLflow calls that; None where it says nothing of a run."""
+    """The run in mlruns/ that it was made from, or else MLflow's run; None if the version names no run."""
     tags: dict[str, str]
 
 
 class TensorShape(Record):
-    """What a model takes or gives; None is a dimension of any size, such as the batch."""
+    """An input or output of a model; None is a dimension of any size, such as the batch."""
 
     name: str | None = Field(default=None, exclude_if=lambda value: value is None)
     shape: tuple[int | None, ...]
@@ -245,90 +245,90 @@ class TensorShape(Record):
 
 
 class ExportedModel(Record):
-    """What `export` leaves in export.json, beside the files of a model that was trained."""
+    """The result of `export`: export.json, next to the files of a trained model."""
 
     format: str
     run_id: Name
     dataset: str
     checkpoint: str
-    """Whose weights it has."""
+    """The checkpoint whose weights it has."""
     model_digest: str
-    """Of its weights, its layers and the user's own code of them; the model's version in MLflow has it as a tag."""
+    """The digest of its weights, layers and the user's code for them; the MLflow version has it as a tag."""
     weights_digest: str
     data_version: str | None
-    """Of what it was trained on."""
+    """The version of the data that it was trained on."""
     git_commit: str | None
-    """At which it was trained."""
+    """The commit at which it was trained."""
     inputs: tuple[TensorShape, ...]
     outputs: tuple[TensorShape, ...]
     num_examples: int
-    """How many examples of the test split were given to Keras and to the files."""
+    """The number of test examples on which Keras and the files were compared."""
     max_difference: float
-    """By which an output of the two differed at most; of a regression in standard deviations of its target."""
+    """The largest difference between their outputs; for a regression, in standard deviations of its target."""
     metrics: dict[str, float] | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Of the files on those examples, where the format rounds the weights; ``keras_metrics`` those of Keras."""
+    """The metrics of the files on those examples, if the format rounds the weights; ``keras_metrics`` are Keras'."""
     keras_metrics: dict[str, float] | None = Field(default=None, exclude_if=lambda value: value is None)
     files: dict[str, str]
-    """The sha256 of each, by its path from the folder of this file."""
+    """The sha256 of each file, by its path relative to the folder of this file."""
     folder: str | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Where that lies; not in the file itself, which may be copied elsewhere."""
+    """That folder; the file itself does not hold it, as it may be copied elsewhere."""
 
 
 class PredictionRequest(Record):
-    """What `stratagem predict` asks the process that computes. Paths are from ``folder``."""
+    """The request of `stratagem predict` to the stage process. Paths are relative to ``folder``."""
 
     model: str
     """See ``trained_models.find_trained_model``."""
     inputs: tuple[str, ...]
-    """Files and folders; ``-`` is what comes through the descriptor ``stdin``."""
+    """Files and folders; ``-`` is the descriptor ``stdin``."""
     folder: str
-    """Where the command was given, absolute."""
+    """The absolute folder in which the user gave the command."""
     stdin: int | None = None
     to: str | None = None
-    """The file that the predictions are written to, absolute."""
+    """The absolute path of the file for the predictions."""
     stdout: int | None = None
-    """The descriptor that they are written to; without it, and without ``to``, only the first ones are printed."""
+    """The descriptor for the predictions; without it and without ``to``, only the first ones are printed."""
     format: str
     """A key of ``prediction_files.WRITERS``."""
     top_k: int
     probabilities: bool
     batch_size: int | None
-    """None is as many as 8 MiB hold, up to 1,024."""
+    """None is as many examples as fit in 8 MiB, at most 1,024."""
     encoding: str
-    """Of texts in files."""
+    """The encoding of text files."""
 
 
 class ServingRequest(Record):
-    """What `stratagem serve-model` asks the process that serves."""
+    """The request of `stratagem serve-model` to the process that serves."""
 
     model: str
     """See ``trained_models.find_trained_model``."""
     port: int
-    """0 is any that is free."""
+    """0 takes any free port."""
     poll_seconds: float
-    """How often the alias is looked up."""
+    """How often the server looks up the alias."""
 
 
 class Serving(Record):
-    """What that process tells when it answers."""
+    """The reply of that process once it answers requests."""
 
     port: int
     model: str
 
 
 class Predicted(Record):
-    """What `stratagem predict` leaves."""
+    """The result of `stratagem predict`."""
 
     model: str
     num_examples: int
     num_failed: int
-    """Of these, how many have an error in place of a prediction."""
+    """The number of examples that have an error instead of a prediction."""
     counts: dict[str, int]
-    """How many examples each class was predicted for; nothing for a regression."""
+    """The number of examples predicted as each class; empty for a regression."""
     first: tuple[dict[str, Any], ...]
-    """The first ones, as the file has them."""
+    """The first predictions, as in the file."""
     devices: tuple[str, ...]
-    """Where it was computed."""
+    """The devices that computed them."""
     seconds: float
     """Without the start of the process."""
     output: str | None = None

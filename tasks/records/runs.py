@@ -1,4 +1,4 @@
-"""A run: where it comes from, which process leads it, how it ended and what it gave; and runs as they are listed."""
+"""Records of a run: its origin, the process that leads it, how it ended, its results; and lists of runs."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from tasks.system.errors import shown
 
 
 class Lineage(Record):
-    """Where a run comes from."""
+    """The origin of a run."""
 
     git_commit: str | None
     git_dirty: bool | None
@@ -21,26 +21,26 @@ class Lineage(Record):
     settings_digest: str
     data_version: str | None
     package_version: str | None = None
-    """Of Stratagem, where the project has no code of its own: then the commit is that of settings and of code of the
-    user's own, and the code's digest that of the package."""
+    """Stratagem's version if the project contains none of its code. The commit is then that of the settings and the
+    user's code, and the code digest that of the package."""
 
 
 class Changed(Record):
-    """What differs from a step on, because a command resumed the training with it."""
+    """Something that differs from a step on, because a command resumed the training with it."""
 
     step: int
-    """After which it went on."""
+    """The last step before the change."""
     kind: Literal["settings", "code", "data", "environment", "machine"]
     what: str
     """Such as ``train.epochs`` or ``tensorflow``."""
     before: Any
     now: Any
     affects: Literal["result", "speed"]
-    """``speed`` is what moves the last bits at most."""
+    """``speed`` changes at most the last bits of the result."""
 
     @property
     def values(self) -> str:
-        """Both values, as a person reads them."""
+        """Both values in words."""
         before, now = (
             str(one)[:12] if self.kind in ("code", "data") else shown(one) for one in (self.before, self.now)
         )
@@ -48,12 +48,12 @@ class Changed(Record):
 
 
 class CodeMeanings(Record):
-    """What Python makes of the project's files (``lineage.meaning``); kept, because parsing all of them takes 0.3 s."""
+    """Digests of the project's files as Python parses them (``lineage.meaning``); stored, as parsing takes 0.3 s."""
 
     by_bytes: dict[str, str]
-    """By the sha256 of the file's bytes."""
+    """Each digest by the sha256 of the file's bytes."""
     sha256: str
-    """Of all of them: a wrong one would be the digest of other code."""
+    """The sha256 of all of them: an altered entry would stand for other code."""
 
     @model_validator(mode="after")
     def are_as_written(self) -> Self:
@@ -63,13 +63,13 @@ class CodeMeanings(Record):
 
     @staticmethod
     def digest(by_bytes: Mapping[str, str]) -> str:
-        """Return the sha256 of meanings."""
+        """Return the sha256 of such digests."""
         return hashlib.sha256(json.dumps(sorted(by_bytes.items())).encode()).hexdigest()
 
 
 class Run(Record):
-    """A run that has an MLflow run and a folder mlruns/runs/<run_id>. The format of its file is that of all others in
-    this folder."""
+    """A run with an MLflow run and a folder mlruns/runs/<run_id>. The format number of its file covers all files in
+    that folder."""
 
     remedy: ClassVar[str] = "start the run again with --fresh, or remove its folder"
     run_id: Name
@@ -78,34 +78,34 @@ class Run(Record):
     folder: Place
     lineage: Lineage
     settings: dict[str, Any]
-    """What it was started with, nested as in params.yaml: a later stage reads the model and the input from here."""
+    """The settings it was started with, nested as in params.yaml; later stages read them from here."""
     flow_run_id: str | None = None
     parent_run_id: Name | None = None
-    """The comparison or the sweep that it belongs to."""
+    """The comparison or sweep that it belongs to."""
     number: int = 0
-    """Rises with each run that is started or resumed here, whatever the clock says."""
+    """Rises with each run that is started or resumed in this project, whatever the clock says."""
     start_time: int = 0
     """In milliseconds since 1970."""
     key: Literal[""] | Name = ""
-    """What the process at work on it holds, see ``runs.lock``."""
+    """The key of the lock that its process holds, see ``runs.lock``."""
     host: str = ""
-    """Where that process is."""
+    """The host of that process."""
     boot: str = ""
-    """That machine, from its start to its end; see ``runs.boot_id``."""
+    """That machine since its last boot; see ``runs.boot_id``."""
     project: str = ""
-    """The folder where it was started or resumed last, see ``runs.project_id``."""
+    """The project in which it was last started or resumed, see ``runs.project_id``."""
     store: str = ""
     """MLFLOW_TRACKING_URI; empty for the project's own store."""
     environment: dict[str, str] = {}
-    """What it was started or resumed on, see ``machine.surroundings``."""
+    """The environment in which it was started or resumed, see ``machine.surroundings``."""
     changed: tuple[Changed, ...] = ()
-    """What differs from how it began, in the order in which it was resumed."""
+    """What differs from its start, in the order of the resumes."""
     creation_id: str = ""
-    """A tag of the MLflow run that is this one's: the reply to its creation may be lost, and it must be found again."""
+    """A tag of its MLflow run, by which that is found again if the reply to its creation is lost."""
 
 
 class RunStatus(Record):
-    """Whether a run is at work or how it ended, as MLflow says it too."""
+    """Whether a run is active or how it ended, in MLflow's terms."""
 
     status: Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
     reason: str | None
@@ -116,13 +116,13 @@ class Holder(Record):
     """The process that works on a run."""
 
     key: Name
-    """The same for two commands that would do the same."""
+    """The same for two commands that would do the same work."""
     pid: int
     host: str
     boot: str = ""
-    """The machine, from its start to its end; see ``runs.boot_id``."""
+    """The machine since its last boot; see ``runs.boot_id``."""
     process_space: str = ""
-    """Among which processes ``pid`` names one, see ``runs.process_space``."""
+    """The PID namespace of ``pid``, see ``runs.process_space``."""
     since: str
     what: str
     run_id: Name | None = None
@@ -130,7 +130,7 @@ class Holder(Record):
 
 
 class Ended(Record):
-    """Something that a process left open when it died, and another process ended."""
+    """Something that a process left open when it died and another process ended."""
 
     what: str
     """Such as `MLflow run 0123abcd`."""
@@ -139,7 +139,7 @@ class Ended(Record):
 
 
 class FlowEnd(Record):
-    """How a flow run ended that its Prefect server still takes for running."""
+    """The end of a flow run that its Prefect server still considers running."""
 
     flow_run_id: str
     state: Literal["COMPLETED", "FAILED", "CANCELLED"]
@@ -147,7 +147,7 @@ class FlowEnd(Record):
 
 
 class NonFinite(Record):
-    """Marks a run whose loss was no finite number."""
+    """Marks a run whose loss was not finite."""
 
     steps: tuple[int, ...]
 
@@ -160,7 +160,7 @@ class Pruned(Record):
 
 
 class RunSummary(Lineage):
-    """One whole run, as `stratagem run --json` prints it and mlruns/runs/<run_id>/summary.json keeps it."""
+    """A finished run: the output of `stratagem run --json`, and mlruns/runs/<run_id>/summary.json."""
 
     run_id: str
     status: Literal["FINISHED"] = "FINISHED"
@@ -181,7 +181,7 @@ class RunSummary(Lineage):
     reason: str | None = None
     """Why there is no model version."""
     notes: tuple[str, ...] = ()
-    """What is remarkable about the model version."""
+    """Remarks about the model version."""
     judgement: Judgement | None = None
     """Whether the model version is the champion, and why."""
     seconds: dict[str, float]
@@ -189,42 +189,42 @@ class RunSummary(Lineage):
 
 
 class Copy(Record):
-    """What lies at a remote of a run beside its checkpoints; it is written after all that it names."""
+    """What a run's remote holds besides checkpoints; written after everything that it names."""
 
     project: str
-    """The project (``runs.project_id``) that trains the run; only this one may write there."""
+    """The project (``runs.project_id``) that trains the run; only this project may write there."""
     host: str
     at: str
     """When it was written."""
     texts: dict[str, str]
-    """The run's records and other small files, by their names from its folder."""
+    """The run's records and other small files, by their paths in its folder."""
     files: dict[str, str]
     """The sha256 of each other file, such as ``models/final.keras``."""
 
 
 class ToCopy(Record):
-    """Marks a run that may not be completely copied to its remote."""
+    """Marks a run whose copy at its remote may be incomplete."""
 
     address: str
     told: bool = False
-    """Whether a message has said that the remote accepts nothing."""
+    """Whether a message has already said that the remote does not accept files."""
 
 
 class MetricPair(Record):
-    """A test metric of two runs. Intervals are of 95 %, None where none is known."""
+    """A test metric of two runs. Intervals are 95 %; None if unknown."""
 
     first: float | None
     second: float | None
     first_interval: tuple[float, float] | None = None
     second_interval: tuple[float, float] | None = None
     difference: float | None = None
-    """By how much it is more for the second."""
+    """The second value minus the first."""
     difference_interval: tuple[float, float] | None = None
-    """Of the difference on the same test rows; None where the runs were evaluated on others, or it is not known."""
+    """The difference on the same test rows; None if the runs have different test rows, or it is unknown."""
 
 
 class Change(Record):
-    """What differs today from what a run had."""
+    """Something that differs today from when a run was trained."""
 
     kind: Literal["code", "settings", "data", "environment", "machine"]
     what: str
@@ -232,24 +232,24 @@ class Change(Record):
     then: str | None
     now: str | None
     effect: Literal["brought back", "matters", "cannot be brought back"]
-    """``matters``: differs, and may give other numbers; ``brought back``: is as it was."""
+    """``matters``: it differs and may change the numbers; ``brought back``: it is restored."""
 
 
 class Reproduction(Record):
-    """What `stratagem reproduce --json` prints, and what the new run keeps in records/reproduction.json."""
+    """The output of `stratagem reproduce --json`, and records/reproduction.json of the new run."""
 
     run_id: Name
-    """Of the run that is to come out again."""
+    """The run to reproduce."""
     changes: tuple[Change, ...]
     reproduced_by: Name | None = None
-    """The run that was trained for it; None where none was."""
+    """The run that was trained to reproduce it; None if none was."""
     same: bool | None = None
-    """Whether it gave the same; None where nothing was trained."""
+    """Whether the results are the same; None if nothing was trained."""
     reason: str
     weights_digests: tuple[str, str] | None = None
-    """Of the run, and of the new one."""
+    """The run's, and the new run's."""
     metrics: dict[str, MetricPair] = {}
-    """Of the run, and of the new one."""
+    """The run's, and the new run's."""
 
 
 class RunLine(Record):
@@ -258,96 +258,96 @@ class RunLine(Record):
     run_id: str
     name: str
     began: str
-    """Of its first start."""
+    """When it was first started."""
     ended: str | None
     status: str | None
-    """`running`, `finished`, `failed`, `killed`; or `crashed`: at work by its record, and its process has died."""
+    """`running`, `finished`, `failed`, `killed`, or `crashed`: its process has died without recording an end."""
     dataset: str
     model: str
     strategy: str
     loop: str
     headline: str | None
-    """Which of the metrics is that of its task, such as `test/accuracy`; None of a run that was not evaluated."""
+    """The name of its task's main metric, such as `test/accuracy`; None if the run was not evaluated."""
     metrics: dict[str, float]
     examples_per_second: float | None
     model_version: str | None
-    """NAME/VERSION, as it was registered."""
+    """NAME/VERSION in the registry."""
     bytes: int
-    """Of its folder."""
+    """The size of its folder."""
     pruned: bool
     parent_run_id: str | None
 
 
 class RunList(Record):
-    """What `stratagem runs --json` prints."""
+    """The output of `stratagem runs --json`."""
 
     runs: tuple[RunLine, ...]
     num_matching: int
-    """That are as was asked for, also those beyond the limit."""
+    """The number of runs that match, including those beyond the limit."""
     num_runs: int
-    """In all."""
+    """The number of all runs."""
     bytes: int
-    """Of mlruns/runs, of which:"""
+    """The size of mlruns/runs, of which:"""
     checkpoint_bytes: int
     model_bytes: int
     unreadable: dict[str, str]
-    """Why a folder's files cannot be read."""
+    """Why a run's files cannot be read, by folder."""
 
 
 class Kept(Record):
-    """A checkpoint, or a model, in a run's folder."""
+    """A checkpoint or a model in a run's folder."""
 
     path: Place
     bytes: int
 
 
 class RunDetails(Record):
-    """What `stratagem runs show --json` prints. What a stage would have left that did not come to its end is None."""
+    """The output of `stratagem runs show --json`. Results of stages that did not finish are None."""
 
     run: RunLine
     folder: Place
     reason: str | None
-    """Why it ended as it did."""
+    """Why it failed or was killed."""
     lineage: Lineage
     flow_run_id: str | None
     experiment: str
     host: str
     settings: dict[str, tuple[Any, Any]]
-    """That have another value than in params.yaml as it is now: the run's, and that one."""
+    """Settings that differ from today's params.yaml: the run's value, and today's."""
     epochs: int | None
     steps: int | None
     num_replicas: int | None
     devices: tuple[str, ...]
     weights_digest: str | None
     checkpoint: str | None
-    """That was evaluated."""
+    """The checkpoint that was evaluated."""
     seconds: dict[str, float]
     checkpoints: tuple[Kept, ...]
     models: tuple[Kept, ...]
     model_uri: str | None
     aliases: tuple[str, ...]
-    """Of the model's version, when it was registered."""
+    """The aliases of the model's version when it was registered."""
     why_no_version: str | None
     judgement: str | None = None
-    """Which version became the champion when it was registered, and why."""
+    """Which version was the champion after its registration, and why."""
     notes: tuple[str, ...]
     changed: tuple[Changed, ...] = ()
-    """What differs from the start of its training, because it was resumed with it."""
+    """What differs from the start of its training because a resume changed it."""
     reproduces: str | None = None
-    """Which run it was trained to reproduce, and whether it did."""
+    """The run it was trained to reproduce, and whether it did."""
 
 
 class RunDifference(Record):
-    """What `stratagem runs diff --json` prints."""
+    """The output of `stratagem runs diff --json`."""
 
     first: str
     second: str
     differences: dict[str, tuple[Any, Any]]
-    """By what it is, such as ``train.epochs``: of the first and of the second; None where one has none."""
+    """The two values by what differs, such as ``train.epochs``; None where one of the two has no value."""
     metrics: dict[str, MetricPair] = {}
-    """Of the test split, by name, also those that do not differ."""
+    """The test metrics by name, including those that do not differ."""
     same_test_rows: bool = False
-    """Whether both were evaluated on the same ones, and what each gave for them is there."""
+    """Whether both were evaluated on the same test rows and their outputs are stored."""
 
 
 class PrunedRun(Record):
@@ -360,15 +360,15 @@ class PrunedRun(Record):
 
 
 class Pruning(Record):
-    """What `stratagem runs prune --json` prints."""
+    """The output of `stratagem runs prune --json`."""
 
     dry_run: bool
     pruned: tuple[PrunedRun, ...]
     bytes: int
-    """That were removed, or would be."""
+    """The bytes that were removed, or would be."""
     left: dict[str, str]
-    """By the id of a run that was chosen: why it is left alone."""
+    """Why a chosen run is left alone, by its id."""
     unfinished: int = 0
-    """Runs that would have been chosen, and are left because they can be resumed."""
+    """The number of runs that match but are left because they can be resumed."""
     bytes_left: int
-    """Of mlruns/runs, afterwards."""
+    """The size of mlruns/runs afterwards."""
