@@ -707,7 +707,7 @@ def test_a_comparison_that_was_killed_goes_on_with_what_is_missing(prepared_proj
     assert sorted(statuses.values()).count("KILLED") == 1, "the training that was killed, and no other"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_when_nothing_works_the_reasons_are_the_message(prepared_project, run):
     (prepared_project / "own_models.py").write_text(MODELS)
     result = run(

@@ -39,7 +39,7 @@ def only_message(done, exit_code):
     return message
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_and_its_registered_model_are_the_same_export(in_finished, run, tmp_path):
     summary = in_finished.summary
     name, number = summary["model_version"].split("/")
@@ -131,7 +131,7 @@ def test_a_model_that_was_trained_on_jax_is_exported_on_tensorflow(prepared_proj
     assert float(right.stdout.splitlines()[-1]) == pytest.approx(accuracy), right.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_export_that_is_interrupted_leaves_nothing(prepared_project, run, start):
     trained = run(["stratagem", "train", "--set", "train.epochs=1"])
     assert trained.returncode == 0, trained.stderr

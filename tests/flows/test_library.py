@@ -235,6 +235,7 @@ def test_a_notebook(installed, tmp_path):
     assert told[4].startswith("train.epochs = 0: ")
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_call_saves_its_step(installed):
     (installed.project / "long.py").write_text(LONG)
     started = installed.start(str(installed.bin / "python"), "long.py", cwd=installed.project, **installed.environment)

@@ -181,6 +181,7 @@ def _assert_gone(family: list[psutil.Process]) -> None:
     _wait("the end of all", lambda: not left(), 90)
 
 
+@pytest.mark.exhaustive
 def test_a_start_that_is_killed_leaves_no_process_and_a_wrong_environment_starts_none(operated, start):
     wrong = operated.command("status")
     assert (wrong.returncode, wrong.stdout) == (1, "Nothing runs here: `stratagem up` starts it.\n")

@@ -158,7 +158,7 @@ def _finished_once(command, project):
     return summary
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_whose_own_prefect_server_is_killed_gets_it_back(trains_long, start, prefect_home):
     command = start("stratagem", "run", "long.yaml", "--json", PREFECT_HOME=str(prefect_home))
     _await_checkpoint(command, trains_long)

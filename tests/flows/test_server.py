@@ -9,7 +9,7 @@ from flows.operate.prefect_server import guarded_environment, make_password
 from tests.flows.doors import assert_shut, assert_socket_shut
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_first_runs_at_the_same_moment_make_one_database(project, tmp_path):
     """Without the lock one or two of four failed inside the migration."""
     environment = os.environ | {"PREFECT_HOME": str(tmp_path / "prefect")}

@@ -25,7 +25,7 @@ def _lines(out: str) -> dict[str, str]:
     [
         (signal.SIGINT, 130),
         pytest.param(signal.SIGHUP, 143, marks=pytest.mark.exhaustive),
-        (signal.SIGKILL, -signal.SIGKILL),
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.exhaustive),
     ],
     ids=["Ctrl-C", "SIGHUP", "kill -9"],
 )

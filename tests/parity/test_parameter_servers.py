@@ -9,6 +9,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
+@pytest.mark.exhaustive
 def test_mixed_precision_is_that_of_one_device(digits, train, run):
     options = ("train.dtype_policy=mixed_bfloat16", "optimizer={kind: sgd, momentum: 0.9}", "train.epochs=2")
     expected = train(digits, *options)

@@ -81,9 +81,8 @@ def many(cluster_project, tmp_path):
         shutil.rmtree(place)
 
 
-@pytest.mark.parametrize(
-    "strategy", ["one_device", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in [*TRAINING][1:])]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", TRAINING)
 def test_data_beyond_the_memory_are_prepared_trained_on_and_registered(strategy, many, stratagem, run, two_cores):
     too_much = [sys.executable, "-c", f"import numpy as np; np.ones({NUM_BYTES}, np.uint8)"]
     assert "MemoryError" in run([sys.executable, "-c", LIMITED, str(PREPARING), *too_much]).stderr, "the limit holds"

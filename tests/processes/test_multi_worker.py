@@ -109,6 +109,7 @@ def test_a_cluster_of_someone_elses_ends_everywhere_when_one_dies(stratagem, mlf
     assert [run["status"] for run in mlflow_runs()] == ["FAILED"]
 
 
+@pytest.mark.exhaustive
 def test_a_cluster_of_someone_elses_that_is_preempted_is_started_again_from_the_step_it_saved(stratagem, mlflow_runs):
     overrides = ("strategy.kind=multi_worker", "train.epochs=300", "checkpoint.every_epochs=null")
 

@@ -162,6 +162,7 @@ def build(input_shape, num_classes):
 """
 
 
+@pytest.mark.exhaustive
 def test_a_worker_of_other_packages_and_a_batch_that_does_not_divide_are_refused(stratagem, cluster_project):
     addresses = _addresses(2)
     (cluster_project / "own.py").write_text(OTHER)

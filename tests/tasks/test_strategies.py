@@ -276,7 +276,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_process_on_jax_may_come_late_to_the_first_sum(project):
     """Gloo gives processes that are to sum for the first time 30 s to find each other."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]

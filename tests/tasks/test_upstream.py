@@ -84,7 +84,7 @@ def test_each_names_its_issue_and_has_a_test_that_says_when_it_is_mended(name):
     assert all(list(tests.rglob(file)) for file in named)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_keras_and_tensorflow_import_what_nobody_uses_here():
     assert_needed("importing_without", said_by(IMPORTS) == "jax matplotlib sklearn")
 

@@ -83,10 +83,8 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("loop", "cuts"), [("fit", ["at 2", "in 3"]), pytest.param("custom", ["in 2"], marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("loop", "cuts"), [("fit", ["at 2", "in 3"]), ("custom", ["in 2"])])
 def test_a_kill_in_either_phase_ends_with_the_same_bits(tiny, train, loop, cuts):
     options = (*PHASES, f"train.loop={loop}")
     whole = train(tiny, *options, run_id="whole")

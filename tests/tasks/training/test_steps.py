@@ -251,7 +251,7 @@ def test_one_device_does_what_the_rules_say(float64, name, jit_compile):
     assert_equal(found, by_hand(CASES[name]))
 
 
-@pytest.mark.in_ci(2, 6, 9, 11)
+@pytest.mark.in_ci(2, 9)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_two_replicas_do_what_the_rules_say(two_replicas, name):
