@@ -28,6 +28,8 @@ ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<versio
 SHOWN = 5
 TARGET, ENCODING = "target.json", "encoding.json"
 """Beside a model's file: what its outputs stand for, and what makes its input of raw values."""
+ENCODER = Path(prepared_data.__file__).with_name("encoding")
+"""The encoder's package, found without importing it, because that imports NumPy."""
 # MLflow's own tables, read here because MLflow itself takes seconds to import. A test compares what is read with what
 # MLflow says; where the tables are others by now, SQLite raises an error, and MLflow is asked.
 VERSIONS = """
@@ -103,8 +105,7 @@ def write_meaning(folder: Path, prepared: PreparedDataset) -> None:
 def copy_encoder(folder: Path) -> str:
     """Copy the package that makes a model's input of raw values, and return what it is called there: by its content,
     because a process that loads two models must not take one's code for the other's."""
-    package = Path(prepared_data.__file__).with_name("encoding")  # To import it takes NumPy.
-    sources = {path.name: path.read_bytes() for path in sorted(package.glob("*.py"))}
+    sources = {path.name: path.read_bytes() for path in sorted(ENCODER.glob("*.py"))}
     name = f"encoding_{hashlib.sha256(b''.join(sources.values())).hexdigest()[:12]}"
     (folder / name).mkdir()
     for file, source in sources.items():

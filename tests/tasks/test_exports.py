@@ -18,7 +18,6 @@ from filelock import FileLock
 from PIL import Image
 
 from tasks import config, records, runs
-from tasks.data import encoding
 from tasks.records import ExportedModel, Lineage, Run, Target
 from tasks.serving import formats
 from tasks.serving.export import export
@@ -235,7 +234,7 @@ def test_the_encoder_of_another_release_has_another_name(tmp_path, monkeypatch):
     other = shutil.copytree(tmp_path / own, tmp_path / "other")
     with (other / "cells.py").open("a") as file:
         file.write("# Another release.\n")
-    monkeypatch.setattr(encoding, "__file__", str(other / "__init__.py"))
+    monkeypatch.setattr(trained_models, "ENCODER", other)
     assert trained_models.copy_encoder(tmp_path) != own
 
 
