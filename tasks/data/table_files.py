@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -16,7 +17,9 @@ from tasks.system.files import is_encoding, is_utf8
 
 CHUNK_ROWS = 65_536
 KEPT_BYTES = 192 * 2**20
-"""Values that take no more of the memory are kept, and read once; else each that looks at the file reads it again."""
+"""Values that take up at most so much memory are read once and kept; others are read again for each pass."""
+LOOKED_ROWS, LOOKED_BYTES = 1_000, 2**20
+"""The start of a file, which tells how much memory its values take up."""
 NOT_READ = (pd.errors.ParserError, OSError, OverflowError, TypeError, ValueError)
 """What pandas raises on a damaged file, on a type that it cannot hold, or on a date beyond the year 9999."""
 Wanted = Literal["number", "repeated", "text"]
@@ -76,14 +79,23 @@ class TableFile:
             for chunk in self._kept[1]:
                 yield {name: chunk[name] for name in wanted}
             return
-        kept: list[Chunk] | None = []
-        size = 0
-        for chunk in self._read(dict(wanted)):
-            size += sum(map(_size, chunk.values()))
-            kept = [*kept, chunk] if kept is not None and size <= KEPT_BYTES else None
-            yield chunk
-        if kept is not None:
-            self._kept = dict(wanted), kept
+        if self.fits(wanted):
+            self._kept = dict(wanted), list(self._read(dict(wanted)))
+            yield from self._kept[1]
+        else:
+            yield from self._read(dict(wanted))
+
+    def fits(self, wanted: Mapping[str, Wanted]) -> bool:
+        """Return whether the values of some columns take up at most ``KEPT_BYTES``, judged by the first rows."""
+        some = next(self.first(wanted, LOOKED_ROWS))
+        return sum(map(_size, some.values())) / num_rows_of(some) * self._about_rows() <= KEPT_BYTES
+
+    def _about_rows(self) -> float:
+        if self.suffix == ".parquet":
+            return float(open_parquet(self.path).metadata.num_rows)
+        with self.path.open("rb") as file:
+            start = file.read(LOOKED_BYTES)
+        return self.path.stat().st_size / len(start) * max(start.count(b"\n"), 1)
 
     def first(self, wanted: Mapping[str, Wanted], rows: int) -> Iterator[Chunk]:
         """Yield the values of some columns of so many rows or a few more; nothing is kept."""
@@ -172,7 +184,7 @@ class TableFile:
                 names=self.names,
                 index_col=False,
                 usecols=list(wanted),
-                # Of numbers none, which pandas reads in half the time where it finds that they are some.
+                # No type for columns of numbers: pandas reads them in half the time if it finds the type itself.
                 dtype={name: kinds[how] for name, how in wanted.items() if how != "number"},
                 skiprows=self._header_lines,
                 na_values={name: sorted(MISSING_TEXTS | NO_NUMBER) for name in numbers},
@@ -185,7 +197,7 @@ class TableFile:
             ) as frames:
                 for frame in frames:
                     truths = [name for name in numbers if frame[name].dtype in (bool, object)]
-                    yield frame.astype(dict.fromkeys(truths, str)) if truths else frame  # No numbers, as in a text.
+                    yield frame.astype(dict.fromkeys(truths, str)) if truths else frame  # "True" is not a number.
         except pd.errors.EmptyDataError:
             return
 
@@ -341,7 +353,6 @@ def num_rows_of(chunk: Mapping[str, Values]) -> int:
 
 
 def _size(values: Values) -> int:
-    """Return the bytes that values take in memory, about."""
+    """Return the bytes of memory that values take up; of repeated values, those of the codes."""
     stored: np.ndarray[Any, Any] = values.codes if hasattr(values, "codes") else values
-    # Each object of a text beside the reference to it.
-    return stored.nbytes + (64 * len(stored) if stored.dtype.kind == "O" else 0)
+    return stored.nbytes + (sum(map(sys.getsizeof, stored)) if stored.dtype.kind == "O" else 0)

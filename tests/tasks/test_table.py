@@ -15,7 +15,7 @@ from sklearn.preprocessing import QuantileTransformer
 
 from tasks import config
 from tasks import prepare as stage
-from tasks.data import dataset_folder, prepared_data
+from tasks.data import dataset_folder, prepared_data, table_files
 from tasks.data.encoding import Encoder, cells
 from tasks.data.kinds import table
 from tasks.evaluation import slices
@@ -177,6 +177,16 @@ def read_in_chunks(monkeypatch):
             monkeypatch.setattr("tasks.data.table_files.KEPT_BYTES", 0)
 
     return read_in_chunks
+
+
+def test_long_texts_and_many_rows_are_not_kept_in_memory(source, monkeypatch):
+    monkeypatch.setattr("tasks.data.table_files.KEPT_BYTES", 2**20)
+    pd.DataFrame({"text": ["long " * 400] * 1000, "number": 0.5}).to_csv(source / "own.csv", index=False)
+    file = table_files.TableFile(source / "own.csv", "own.csv")
+    assert file.fits({"number": "number"})
+    assert not file.fits({"text": "text"})
+    pd.DataFrame({"number": np.linspace(0, 1, 200_000)}).to_parquet(source / "own.parquet")
+    assert not table_files.TableFile(source / "own.parquet", "own.parquet").fits({"number": "number"})
 
 
 def test_a_large_file_is_read_in_parts_to_the_same_bytes(source, read_in_chunks):

@@ -59,10 +59,10 @@ class ScannedTable:
         self._wanted = {**self.features, **{name: how for name, how in roles.items() if name not in self.features}}
         parts: dict[str, list[Values]] = {name: [] for name in {**roles, **strict, **images}}
         length = 0
-        for first, chunk in self.chunks():
+        for first, chunk in self.chunks({name: self._wanted[name] for name in parts}):
             length = first + num_rows_of(chunk)
-            for name, own in parts.items():
-                own.append(chunk[name])
+            for name, values in chunk.items():
+                parts[name].append(values)
         self.usable = np.ones(length, bool)
         self._use_missing({name: self._missing(name, parts[name]) for name in strict})
         self.shapes = self._look_at_images({name: parts[name] for name in images})
@@ -100,11 +100,12 @@ class ScannedTable:
         roles |= {name: how for name, how in read_as.items() if name is not None}
         return {**{name: WANTED[kind] for name, kind in dataset.metadata.items()}, **roles}
 
-    def chunks(self) -> Iterator[tuple[int, dict[str, Values]]]:
-        """Yield the number of the first row, and the values of each column that is used."""
+    def chunks(self, wanted: Mapping[str, Wanted]) -> Iterator[tuple[int, dict[str, Values]]]:
+        """Yield the number of the first row, and the values of some columns."""
         first = 0
-        for chunk in self._file.chunks(self._wanted):
-            yield first, chunk
+        # Values that are kept are read once, so all columns together.
+        for chunk in self._file.chunks(self._wanted if self._file.fits(self._wanted) else wanted):
+            yield first, {name: chunk[name] for name in wanted}
             first += num_rows_of(chunk)
 
     def refuse(self, key: str, reason: str) -> UserError:

@@ -127,7 +127,7 @@ def _fit(table: ScannedTable, splits: npt.NDArray[np.int8]) -> Fitted:
     dataset, decimal = table.dataset, table.dataset.decimal or "."
     others = {name: one for name, one in table.kinds.items() if one.kind != "image"}
     columns = {name: Statistics(name, one, decimal, dataset.not_missing) for name, one in others.items()}
-    for first, chunk in table.chunks():
+    for first, chunk in table.chunks(table.features):
         rows = np.flatnonzero(splits[first : first + num_rows_of(chunk)] == 0)
         for name, statistics in columns.items():
             try:
@@ -146,13 +146,13 @@ def _blocks(
     rows_a_block = max(1, block_bytes // sum(np.dtype(one.dtype).itemsize * math.prod(one.shape) for one in features))
 
     def some_rows() -> Iterator[tuple[str, Rows, dict[str, Values]]]:
-        for first, chunk in table.chunks():
+        for first, chunk in table.chunks(table.features):
             of_row = splits[first : first + num_rows_of(chunk)]
             for number, name in enumerate(NAMES):
                 rows = np.flatnonzero(of_row == number)
                 for place in range(0, len(rows), rows_a_block):
                     some = rows[place : place + rows_a_block]
-                    yield name, first + some, {column: chunk[column][some] for column in table.features}
+                    yield name, first + some, {column: values[some] for column, values in chunk.items()}
 
     # Where there are images, their own threads have enough to do.
     threads = 1 if any(one.kind == "image" for one in features) else min(machine.usable_cores(), AHEAD)
