@@ -1,19 +1,15 @@
-"""What the columns of a table are: what its description says, and what the data say where it does not."""
+"""Decides what the columns of a table are: the description says it, or else the first rows."""
 
-import codecs
 import contextlib
-import csv
 import math
 import os
 import re
-import statistics
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,18 +18,14 @@ from tasks import config
 from tasks.data.encoding import cells
 from tasks.data.encoding.cells import BadValue
 from tasks.data.table_files import TableFile
-from tasks.system.errors import UserError, cut, listed, one_of, shown
+from tasks.system.errors import UserError, listed, one_of, shown
 
-LINES_LOOKED_AT, LINES_ABOVE = 50, 20
-"""Of CSV, that say where its header is; and that may stand above it."""
-EXCEL_DELIMITER = re.compile(r"\"?sep=(.)\"?", re.IGNORECASE)
 LOOKED_AT = 20_000
 """Rows from the first on that say what a column is."""
 MISTAKES, SAMPLE = 0.1, 1000
 """Where no more values of a sample are no numbers, they are mistakes in a column of numbers, which `prepare` names."""
 MAX_CLASSES = 20
 """A target of whole numbers with more values is a regression."""
-DELIMITERS = (";", "\t", "|", ",")
 WORDS_OF_A_TEXT = 3
 UNSPACED_CHARACTER = re.compile(f"[{cells.UNSPACED}]")
 FEWEST = 10
@@ -58,93 +50,6 @@ FORMATS = tuple(f"{day}{time}" for day in DATES for time in TIMES)
 MAX_FOLDERS = 20
 """Where the paths of images lead to more places beside the table, its whole folder is looked at."""
 ROLES = ("split_column", "group", "time", "weight")
-
-
-def open_file(dataset: config.Table) -> TableFile:
-    """Return the file of a dataset.
-
-    Raises:
-        UserError: it cannot be read as a table.
-    """
-    path = config.project_root() / dataset.source
-    delimiter = dataset.delimiter
-    if delimiter is None and path.suffix.lower() == ".csv" and path.is_file():
-        delimiter = _delimiter(_first_lines(path, dataset.encoding)[(dataset.header or 1) - 1 :])
-    decimal, is_quoted = dataset.decimal or ".", dataset.quoting == "minimal"
-    return TableFile(path, dataset.source, delimiter, decimal, dataset.encoding, dataset.header, is_quoted)
-
-
-def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
-    """Return a dataset with the line of CSV that names its columns, where the user did not say it, and what was found.
-
-    Above it may stand blank lines, comments, a title, and ``sep=;``, by which Excel says the delimiter.
-    """
-    path = config.project_root() / dataset.source
-    if path.suffix.lower() not in (".csv", ".tsv") or not path.is_file():
-        return dataset, []
-    with path.open("rb") as file:
-        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) and "encoding" not in dataset.model_fields_set:
-            dataset = dataset.model_copy(update={"encoding": "utf-16"})
-    if "header" in dataset.model_fields_set:
-        return dataset, []
-    lines = _first_lines(path, dataset.encoding)
-    named = [match[1] for line in lines[:LINES_ABOVE] if (match := EXCEL_DELIMITER.fullmatch(line.strip()))]
-    given = dataset.delimiter or ("\t" if path.suffix.lower() == ".tsv" else None)
-    delimiter = given or (named[0] if named else _delimiter(lines))
-    reader = csv.reader(lines, delimiter=delimiter)
-    rows, ends = [], [0]  # A row may have several lines.
-    for row in reader:
-        rows.append(row)
-        ends.append(reader.line_num)
-    width = statistics.mode([len(row) for row in rows if row] or [0])
-    for place, row in zip(ends[:LINES_ABOVE], rows, strict=False):
-        line, filled = lines[place], sum(bool(value.strip()) for value in row)
-        if EXCEL_DELIMITER.fullmatch(line.strip()) or not filled or (line.startswith("#") and len(row) != width):
-            continue
-        # A title, or a sentence with commas. R writes a header that has one name less, for the names of rows.
-        if len(row) < width - 1 or (filled == 1 and row[0].strip() and (len(row) < width or width > 2)):
-            continue
-        if not place:
-            break
-        above = [cut(repr(text.strip()), 60) for text in lines[:place] if text.strip()]
-        said = f"line {place + 1} names the columns; above it: {listed(above) or 'blank lines'}"
-        update = {"header": place + 1, "delimiter": delimiter if named and delimiter != "," else dataset.delimiter}
-        return dataset.model_copy(update=update), [said]
-    return dataset, []
-
-
-def doubtful_header(file: TableFile) -> str | None:
-    """Return what to say of a first line that looks like values and not like names of columns."""
-    if file.suffix not in (".csv", ".tsv") or not file.header:
-        return None
-    numbers = [float(name) for name in file.names if re.fullmatch(r"\s*[+-]?\d+([.]\d+)?\s*", name)]
-    # 2023, 2024, 2025 and 0, 1, 2 are names of columns.
-    if not numbers or (all(map(float.is_integer, numbers)) and len(set(np.diff(numbers))) < 2):
-        return None
-    return (
-        f"the first line is taken for the header: {cut(', '.join(file.names), 60)}. A file without one: --set "
-        "dataset.header=null, and its columns are column_1, column_2, ..."
-    )
-
-
-def _first_lines(path: Path, encoding: str) -> list[str]:
-    """Return the first lines of a file; nothing where TableFile says what is wrong."""
-    try:
-        with path.open(encoding=encoding, newline="") as file:
-            csv.field_size_limit(2**31 - 1)  # As TableFile reads them.
-            return [line.lstrip("\ufeff") for line in islice(file, LINES_LOOKED_AT)]
-    except (OSError, ValueError, LookupError):
-        return []
-
-
-def _delimiter(lines: Sequence[str]) -> str:
-    """Return what stands between values in the first line that has several: of those that make most, no comma, which
-    may stand in numbers."""
-    for line in lines:
-        widths = {one: len(next(csv.reader([line], delimiter=one), [])) for one in DELIMITERS}
-        if max(widths.values()) > 1 and not line.startswith("#"):
-            return max(DELIMITERS, key=widths.__getitem__)
-    return ","
 
 
 def fill_in(dataset: config.Table, file: TableFile, may_guess: bool) -> tuple[config.Table, list[str]]:

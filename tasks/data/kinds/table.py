@@ -18,8 +18,9 @@ from tasks.data.kinds import Block, Examples, Metadata
 from tasks.data.kinds._columns import Fitted, Statistics
 from tasks.data.kinds._table_rows import Rows, ScannedTable
 from tasks.data.kinds._table_splits import NAMES, split
-from tasks.data.table_columns import LOOKED_AT, doubtful_header, fill_in, find_header, open_file
+from tasks.data.table_columns import LOOKED_AT, fill_in
 from tasks.data.table_files import TableFile, num_rows_of
+from tasks.data.table_header import doubtful_header, find_header, open_file
 from tasks.records import HeldOut
 from tasks.system import background, machine
 from tasks.system.errors import UserError, cut
