@@ -21,7 +21,7 @@ DELIMITERS = (";", "\t", "|", ",")
 
 
 def open_file(dataset: config.Table) -> TableFile:
-    """Return the file of a dataset.
+    """Return a dataset's file, with the delimiter that the description gives or the first lines show.
 
     Raises:
         UserError: it cannot be read as a table.
@@ -35,9 +35,9 @@ def open_file(dataset: config.Table) -> TableFile:
 
 
 def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
-    """Return a dataset with the line of CSV that names its columns, where the user did not say it, and what was found.
+    """Return a dataset with the line of CSV that names its columns, unless the user gave it, and lines that say so.
 
-    Above it may stand blank lines, comments, a title, and ``sep=;``, by which Excel says the delimiter.
+    Blank lines, comments, a title and ``sep=;``, Excel's note of the delimiter, may stand above it.
     """
     path = config.project_root() / dataset.source
     if path.suffix.lower() not in (".csv", ".tsv") or not path.is_file():
@@ -74,7 +74,7 @@ def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
 
 
 def doubtful_header(file: TableFile) -> str | None:
-    """Return what to say of a first line that looks like values and not like names of columns."""
+    """Return a remark if the first line looks like values and not like names of columns."""
     if file.suffix not in (".csv", ".tsv") or not file.header:
         return None
     numbers = [float(name) for name in file.names if re.fullmatch(r"\s*[+-]?\d+([.]\d+)?\s*", name)]
@@ -88,7 +88,7 @@ def doubtful_header(file: TableFile) -> str | None:
 
 
 def _first_lines(path: Path, encoding: str) -> list[str]:
-    """Return the first lines of a file; nothing where TableFile says what is wrong."""
+    """Return the first lines of a file; none if it cannot be read, which TableFile explains."""
     try:
         with path.open(encoding=encoding, newline="") as file:
             csv.field_size_limit(2**31 - 1)  # As TableFile reads them.
@@ -98,8 +98,8 @@ def _first_lines(path: Path, encoding: str) -> list[str]:
 
 
 def _delimiter(lines: Sequence[str]) -> str:
-    """Return what stands between values in the first line that has several: of those that make most, no comma, which
-    may stand in numbers."""
+    """Return the delimiter of the first line with several values: the one that gives the most; a comma, which may stand
+    in numbers, only if no other gives as many."""
     for line in lines:
         widths = {one: len(next(csv.reader([line], delimiter=one), [])) for one in DELIMITERS}
         if max(widths.values()) > 1 and not line.startswith("#"):

@@ -1,7 +1,7 @@
 """Starts every process of a command: a stage of `python -m tasks`, DVC, a member of a cluster, `stratagem` elsewhere.
 
-Each ends with this process, however that dies, because its standard input closes then. What it refuses is raised here
-as its own error.
+Each ends when this process dies, because its standard input closes then. Its errors are raised here as their own
+classes.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from tasks.system import errors, lifetime, temporary
 from tasks.system.errors import StratagemError, UserError
 
 END_SECONDS = 40.0
-"""A server that was told to end is killed after so long."""
+"""How long a server may take to end before it is killed."""
 READER_SECONDS = 1.0
 COMMAND = "from flows.cli.main import main; main()"
 
@@ -30,7 +30,7 @@ Message = dict[str, Any]
 
 
 class Child:
-    """A process on this machine. It may be sent JSON lines, and answer with JSON lines."""
+    """A process on this machine, which may read and write JSON lines."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class Child:
         """Start the process.
 
         Args:
-            command: with its program.
-            environment: all of it.
-            folder: where it works; the project's if not given.
+            command: the program and its arguments.
+            environment: its whole environment.
+            folder: its working folder; by default the project's.
             stdout: where its standard output goes.
             log: for its standard error, which otherwise goes to that of this process.
             pass_fds: descriptors that it inherits, under the same numbers.
@@ -74,6 +74,7 @@ class Child:
 
     @property
     def alive(self) -> bool:
+        """Whether the process runs."""
         return self._process.poll() is None
 
     @property
@@ -99,7 +100,7 @@ class Child:
         return 0
 
     def send(self, message: Message) -> None:
-        """Send a JSON line; a process that has died does not read it, and its messages have ended."""
+        """Send a JSON line; if the process has died, do nothing, as the end of its messages tells that."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(json.dumps(message) + "\n")

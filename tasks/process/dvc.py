@@ -6,6 +6,7 @@
 import os
 import shutil
 import stat
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -75,13 +76,12 @@ def is_up_to_date(target: str, root: Path) -> bool:
     """Return whether DVC finds a stage, and all that it depends on, to be done; nothing is made."""
     configure()
     command = [sys.executable, "-m", "dvc", "status", "--quiet", "--with-deps", target]
-    nowhere = Path(os.devnull)
-    with nowhere.open("w", encoding="utf-8") as stdout:
-        looked = Child(command, stage_environment(None), folder=root, stdout=stdout, log=nowhere, own_group=False)
-        try:
-            return looked.wait() == 0
-        finally:
-            looked.kill()
+    nowhere, environment = Path(os.devnull), stage_environment(None)
+    looked = Child(command, environment, folder=root, stdout=subprocess.DEVNULL, log=nowhere, own_group=False)
+    try:
+        return looked.wait() == 0
+    finally:
+        looked.kill()
 
 
 def configure() -> None:

@@ -1,8 +1,8 @@
-"""Loads a model back as on the machine that will serve it: without the project's folder and modules, on a CPU.
+"""Loads models back on a CPU, to compare their outputs with those of their evaluation.
 
-The stage process itself does that with a model whose file names only layers of Keras, after it has cleared its session.
-All others, such as those of the user's own code, are loaded in a child process. It starts when the evaluation starts,
-because it imports the framework, 4 to 5 s of a processor.
+The stage process loads a model whose file names only layers of Keras, after it has cleared its session. A child process
+without the project's folder and modules loads all others, such as models with the user's own code. It starts with the
+evaluation, because it imports the framework, which takes 4 to 5 s of processor time.
 """
 
 import json
@@ -29,25 +29,25 @@ from tasks.system.imports import import_quietly
 
 
 class ModelLoader:
-    """Computes what models give; close it to end its child process, if it has one."""
+    """Computes the outputs of models; close it to end its child process, if it has one."""
 
     def __init__(self) -> None:
         self._child: Child | None = None
         self._only_keras = False
 
     def choose(self, settings: config.Settings, training: TrainingResult) -> None:
-        """Choose where the models of a run are loaded back."""
+        """Choose the process that loads the models of a run back."""
         files = [config.project_root() / file for file in {training.final_model, training.best_model}]
         self._only_keras = settings.strategy.cluster is None and all(map(_names_only_keras, files))
 
     def get_ready(self, settings: config.Settings, training: TrainingResult) -> None:
-        """Start the child process, if the models of a run need one, and return at once."""
+        """Start the child process if the models of a run need one; return at once."""
         self.choose(settings, training)
         if not self._only_keras:
             self._start()
 
     def ask(self, what: str, features: Mapping[str, Path], rows: list[int] | None = None, **arguments: Any) -> Any:
-        """Return what a function of ``_functions`` gives for rows of prepared features, (n, num_outputs).
+        """Return the result of one of ``_functions`` for rows of prepared features, (n, num_outputs).
 
         Args:
             what: names the function.
@@ -58,7 +58,7 @@ class ModelLoader:
         Raises:
             StratagemError: it raised something, or the process died.
         """
-        # The file of a champion may be another's.
+        # A champion's file ("score") may name classes that the run's files do not.
         if self._only_keras and what == "load_back":
             return _compute_here(features, rows, arguments)
         child = self._start()
@@ -78,7 +78,7 @@ class ModelLoader:
             return np.load(to)
 
     def _start(self) -> Child:
-        """Return the child process, which is started if it does not run."""
+        """Return the child process; start it if it is not running."""
         if self._child is None or not self._child.alive:
             self.close()
             backend = os.environ.get("KERAS_BACKEND", "tensorflow")
@@ -95,11 +95,11 @@ class ModelLoader:
 
 
 LOADER = ModelLoader()
-"""Of this stage process."""
+"""The loader of this process."""
 
 
 def _names_only_keras(file: Path) -> bool:
-    """Return whether all classes and functions that a .keras file names are of Keras."""
+    """Return whether a .keras file names only classes and functions of Keras."""
     if not zipfile.is_zipfile(file):
         return False
     with zipfile.ZipFile(file) as archive:
@@ -109,10 +109,10 @@ def _names_only_keras(file: Path) -> bool:
 
 
 def _compute_here(features: Mapping[str, Path], rows: list[int] | None, arguments: Mapping[str, Any]) -> Any:
-    """Load a model back in this process, which forgets its other models and the classes that they registered."""
+    """Load a model back in this process, without its other models and the classes that they registered."""
     import keras
 
-    keras.backend.clear_session()  # The policy of numbers, too, and the devices that data are distributed over.
+    keras.backend.clear_session()  # This also resets the dtype policy and the distribution.
     known = keras.saving.get_custom_objects()
     registered, uri = dict(known), os.environ.get("MLFLOW_TRACKING_URI")
     known.clear()
@@ -146,7 +146,7 @@ def serve(write: Callable[[dict[str, Any]], None]) -> None:
 
 
 def _functions() -> dict[str, Callable[..., Any]]:
-    """Return what loads models, by name: each takes a mapping of arrays as ``features``."""
+    """Return the functions that load models, by name; each takes a mapping of arrays as ``features``."""
     from tasks.serving import outputs
     from tasks.tracking import models
 

@@ -1,5 +1,4 @@
-"""A registered model that is loaded back: what it gives for test rows, and whether that is what it gave when it was
-evaluated."""
+"""Loads a registered model back, and compares its outputs for test rows with those of its evaluation."""
 
 import tempfile
 import zipfile

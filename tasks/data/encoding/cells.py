@@ -73,8 +73,8 @@ class BadValue(ValueError):
 
 
 Values: TypeAlias = Any
-"""Of a column: an array (n,) of numbers, of instants, or of objects; a sequence; or pandas' ``Categorical``, of which
-each different value is looked at once."""
+"""The values of a column: an array (n,) of numbers, instants or objects, a sequence, or pandas' ``Categorical``, whose
+categories are each processed once."""
 
 
 def rows_of(values: Values) -> Sequence[Any]:
@@ -86,7 +86,7 @@ def rows_of(values: Values) -> Sequence[Any]:
 
 
 def different(values: Values) -> tuple[Sequence[Any], npt.NDArray[np.int64]]:
-    """Return values and, int64 (n,), which of them each row has; some may be no row's."""
+    """Return distinct values, and the index of each row's value among them, int64 (n,); a value may have no row."""
     if not hasattr(values, "codes"):
         return rows_of(values), np.arange(len(values))
     categories = values.categories.tolist()
@@ -170,7 +170,7 @@ def numbers(values: Values, column: str, decimal: str = ".") -> Numbers:
     """
     if hasattr(values, "codes"):
         categories, places = different(values)
-        used = np.unique(places)  # What no row of this part has harms nothing.
+        used = np.unique(places)  # A category that no row of this part has may be no number.
         try:
             of_value = numbers([categories[place] for place in used.tolist()], column, decimal)
         except BadValue as bad:

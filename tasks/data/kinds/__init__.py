@@ -22,8 +22,8 @@ from tasks.system.errors import UserError
 SPLITS = {"train": "train", "test": "test", "validation": "validation", "valid": "validation", "val": "validation"}
 """The split that a folder or a column of splits means by each of these words, in small letters."""
 MAX_SIDE, STEP = 224, 8
-"""Pixels, where sizes differ: the longer side is at most that of most pretrained models, and both divide by the
-step."""
+"""Pixels, if sizes differ: the longer side is at most that of most pretrained models, and both are multiples of
+``STEP``."""
 LONGEST_TEXT = 512
 TEXTS_WHOLE = 0.95
 """The share of the training texts that are kept whole; longer ones are cut."""
