@@ -281,8 +281,9 @@ def _keep_to_description(dataset: config.Dataset, folder: Path) -> None:
         path.write_text(_description({**present, **asked}), encoding="utf-8")
         return
     key = different[0]
+    described_as = "null" if present.get(key) is None else present[key]
     raise UserError(
-        f"dataset.{key} = {asked[key]}: data/{folder.name}/params.yaml says {present.get(key)}. "
+        f"dataset.{key} = {asked[key]}: data/{folder.name}/params.yaml says {described_as}. "
         f"Change it there, or leave dataset.{key} null"
     )
 

@@ -146,7 +146,7 @@ def test_folders_with_the_same_classes_are_splits_by_their_names_and_it_is_said(
     described, (line,) = image_folder.guess(describe(source))
     assert described.splits == splits
     told = ", ".join(f"{name} is {split}" for name, split in sorted(splits.items()))
-    assert line == f"splits by the names of folders: {told} (dataset.splits says otherwise)"
+    assert line == f"splits by the names of folders: {told} (dataset.splits changes that)"
     prepared = prepare(described)
     assert prepared.target.class_names == ("cat", "dog")
     assert set(prepared.splits) == {"train", "test", *splits.values()}
@@ -317,7 +317,7 @@ def test_images_of_many_sizes_get_the_median_and_it_is_said(source, sizes, expec
     described, (line,) = image_folder.guess(describe(source))
     assert described.image_size == expected
     assert line.startswith(f"the images of own differ in size, {told}")
-    assert f": all are resized to {expected[0]} x {expected[1]}. --set dataset.image_size=[HEIGHT,WIDTH] says" in line
+    assert f": all are resized to {expected[0]} x {expected[1]}. To choose another size, set " in line
     prepared = prepare(described)
     assert prepared.features["image"].shape == (*expected, 1)
     assert line not in capsys.readouterr().err
@@ -775,7 +775,7 @@ def test_classes_are_the_numbers_that_are_written(source, labels, names, capsys)
     for split in prepared.splits.values():
         rows = np.load(split.features["number"])[:, 0].astype(int)
         assert [int(names[label]) for label in np.load(split.labels)] == labels[rows].tolist()
-    told = f"the labels of own are {labels.dtype}, and {len(names)} whole numbers: they are taken for classes ("
+    told = f"the labels of own are {labels.dtype}, and {len(names)} whole numbers, so they are classes ("
     assert (told in capsys.readouterr().err) == (labels.dtype.kind == "f")
 
 

@@ -28,9 +28,9 @@ def _load(*overrides: str) -> config.Settings:
 
 # Each: what data/digits/params.yaml says, what the settings ask for, what is refused.
 CONTRADICTIONS = [
-    ({}, "dataset.version=9.9.9", "dataset.version = 9.9.9: data/digits/params.yaml says None"),
+    ({}, "dataset.version=9.9.9", "dataset.version = 9.9.9: data/digits/params.yaml says null"),
     ({"version": "1.0.0"}, "dataset.version=2.0.0", "dataset.version = 2.0.0: data/digits/params.yaml says 1.0.0"),
-    ({}, "dataset.image_size=[16,16]", r"dataset.image_size = \[16, 16\]: data/digits/params.yaml says None"),
+    ({}, "dataset.image_size=[16,16]", r"dataset.image_size = \[16, 16\]: data/digits/params.yaml says null"),
     ({"image_size": [8, 8]}, "dataset.image_size=[16,16]", r"params.yaml says \[8, 8\]"),
 ]
 
@@ -252,9 +252,6 @@ class Photos(tfds.core.GeneratorBasedBuilder):
 def test_photos_of_many_sizes_without_a_test_split(project, run):
     (project / "tasks" / "data" / "builders" / "photos.py").write_text(PHOTOS)
     prepare = ["stratagem", "prepare", "--set", "dataset.name=photos"]
-    median = run(prepare)
-    assert median.returncode == 0, median.stderr
-    assert "all are resized to 16 x 24. --set dataset.image_size=[HEIGHT,WIDTH]" in median.stderr
     done = run([*prepare, "--set", "dataset.image_size=[12,9]"])
     assert done.returncode == 0, done.stderr
     assert "it has no test split: 4 of its training examples, drawn with seed 0" in done.stderr

@@ -202,8 +202,8 @@ def median_size(name: str, sizes: Sequence[tuple[int, int]]) -> tuple[tuple[int,
     low, high = min(sizes, key=math.prod), max(sizes, key=math.prod)
     return size, (
         f"the images of {name} differ in size, from {low[0]} x {low[1]} to {high[0]} x {high[1]} (height x width; the "
-        f"median is {height} x {width}): all are resized to {size[0]} x {size[1]}. --set dataset.image_size=[HEIGHT,"
-        "WIDTH] says otherwise"
+        f"median is {height} x {width}): all are resized to {size[0]} x {size[1]}. To choose another size, set "
+        f"dataset.image_size in data/{config.folder_name(name)}/params.yaml"
     )
 
 

@@ -345,8 +345,8 @@ def _task_of_fractions(dataset: config.Arrays, labels: npt.NDArray[Any]) -> Lite
     if len(values) > min(MAX_FRACTION_CLASSES, len(labels) / 2) or not _are_whole(values):
         return "regression"
     print(
-        f"the labels of {dataset.name} are {labels.dtype}, and {len(values)} whole numbers: they are taken for classes "
-        f"({listed([f'{value:.0f}' for value in values], 3)}). --set dataset.task=regression says otherwise",
+        f"the labels of {dataset.name} are {labels.dtype}, and {len(values)} whole numbers, so they are classes "
+        f"({listed([f'{value:.0f}' for value in values], 3)}). For a regression, give --set dataset.task=regression",
         file=sys.stderr,
     )
     return "classification"

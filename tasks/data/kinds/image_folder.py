@@ -248,7 +248,7 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
         if wrong:
             raise UserError(f"{where}: {wrong}. {ALLOWED}; or say what each is: {_as_splits(named)}. {IF_CLASSES}")
         told = ", ".join(f"{name} is {split}" for name, split in named.items())
-        line = f"splits by the names of folders: {told} (dataset.splits says otherwise)"
+        line = f"splits by the names of folders: {told} (dataset.splits changes that)"
         return named, None if len(usual) == len(named) else line
     if len(folders) == 1 and "train" in named.values():
         (only,) = folders.values()
