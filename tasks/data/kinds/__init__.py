@@ -203,7 +203,7 @@ def median_size(name: str, sizes: Sequence[tuple[int, int]]) -> tuple[tuple[int,
     return size, (
         f"the images of {name} differ in size, from {low[0]} x {low[1]} to {high[0]} x {high[1]} (height x width; the "
         f"median is {height} x {width}): all are resized to {size[0]} x {size[1]}. To choose another size, set "
-        f"dataset.image_size in data/{config.folder_name(name)}/params.yaml"
+        f"dataset.image_size in data/{name}/params.yaml"
     )
 
 
