@@ -1,5 +1,6 @@
 """Files of tables, read by pandas a part at a time: CSV, TSV, Parquet and JSON lines."""
 
+import contextlib
 import csv
 import json
 import sys
@@ -11,19 +12,22 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from tasks.data.encoding.cells import MISSING_TEXTS, NO_NUMBER, Values
+from tasks.data.encoding.cells import MISSING_TEXTS, NO_NUMBER, BadValue, Values, instants
 from tasks.system.errors import UserError, cut, listed
 from tasks.system.files import is_encoding, is_utf8
 
 CHUNK_ROWS = 65_536
 KEPT_BYTES = 192 * 2**20
 """Values that take up at most so much memory are read once and kept; others are read again for each pass."""
+BLOCK_BYTES = 2**22
+"""Of text that is searched for delimiters at once."""
 LOOKED_ROWS, LOOKED_BYTES = 1_000, 2**20
 """The start of a file, which tells how much memory its values take up."""
 NOT_READ = (pd.errors.ParserError, OSError, OverflowError, TypeError, ValueError)
 """What pandas raises on a damaged file, on a type that it cannot hold, or on a date beyond the year 9999."""
-Wanted = Literal["number", "repeated", "text"]
-"""What a column is read as: numbers, values of which many are the same, or each by itself."""
+Wanted = str
+"""What a column is read as: ``number``; ``repeated`` for values of which many are the same; ``text``; ``datetime`` for
+those of ISO 8601; or a format of ``datetime.strptime`` for others."""
 Chunk = dict[str, Values]
 
 
@@ -175,7 +179,7 @@ class TableFile:
     def _read_csv(self, wanted: Mapping[str, Wanted], chunk_rows: int) -> Iterator[pd.DataFrame]:
         self._check_rows()
         numbers = [name for name, how in wanted.items() if how == "number"]
-        kinds = {"repeated": "category", "text": "object"}
+        kinds = {"repeated": "category"}
         try:
             with pd.read_csv(
                 self.path,
@@ -185,7 +189,7 @@ class TableFile:
                 index_col=False,
                 usecols=list(wanted),
                 # No type for columns of numbers: pandas reads them in half the time if it finds the type itself.
-                dtype={name: kinds[how] for name, how in wanted.items() if how != "number"},
+                dtype={name: kinds.get(how, "object") for name, how in wanted.items() if how != "number"},
                 skiprows=self._header_lines,
                 na_values={name: sorted(MISSING_TEXTS | NO_NUMBER) for name in numbers},
                 keep_default_na=False,
@@ -243,12 +247,23 @@ class TableFile:
         """Return whether each line below the header has as many delimiters, and no quote, as far as bytes tell."""
         if not is_ascii_based(self.encoding):
             return False
-        delimiter, expected = self.delimiter.encode(), len(self.names) - 1
+        delimiter, newline = self.delimiter.encode(), ord("\n")
+        if len(delimiter) != 1:
+            return False
+        expected = np.array([*delimiter * (len(self.names) - 1), newline], np.uint8)
         with self.path.open("rb") as file:
-            lines = islice(file, self._header_lines, None)
-            return all(
-                (line.count(delimiter) == expected and b'"' not in line) or not line.strip(b"\r\n") for line in lines
-            )
+            for _ in range(self._header_lines):
+                file.readline()
+            while block := file.read(BLOCK_BYTES) + file.readline():
+                if b'"' in block:
+                    return False
+                if not (lines := block.rstrip(b"\r\n")):
+                    continue
+                signs = np.frombuffer(lines + b"\n", np.uint8)
+                marks = signs[(signs == expected[0]) | (signs == newline)]
+                if len(marks) % len(expected) or (marks.reshape(-1, len(expected)) != expected).any():
+                    return False
+        return True
 
     def _read_parquet(self, wanted: Mapping[str, Wanted], chunk_rows: int) -> Iterator[pd.DataFrame]:
         for batch in open_parquet(self.path).iter_batches(chunk_rows, columns=list(wanted)):
@@ -340,11 +355,16 @@ def values_of(column: Any, wanted: Wanted) -> Values:
     is_number = pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
     if wanted == "number" and is_number:
         return column.to_numpy(np.float64)
-    given = column.astype(object).where(column.notna(), None)
-    values = [value.tolist() if isinstance(value, np.ndarray) else value for value in given]
+    values = column.astype(object).where(column.notna(), None)
+    if pd.api.types.infer_dtype(values, skipna=True) != "string":
+        values = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
     if wanted == "repeated" and not any(isinstance(value, list | dict) for value in values):
         return pd.Categorical.from_codes(*pd.factorize(np.fromiter(values, object, len(values))))
-    return np.fromiter(values, object, len(values))
+    found = np.fromiter(values, object, len(values))
+    if wanted == "datetime" or "%" in wanted:
+        with contextlib.suppress(BadValue):  # Of a row that is perhaps left out; who encodes it names it.
+            return instants(found, "", None if wanted == "datetime" else wanted)
+    return found
 
 
 def num_rows_of(chunk: Mapping[str, Values]) -> int:

@@ -26,7 +26,7 @@ from tasks.system.errors import UserError, cut, listed
 
 WANTED: dict[str, Wanted] = {
     "number": "number",
-    "datetime": "text",
+    "datetime": "datetime",
     "category": "repeated",
     "text": "text",
     "image": "text",
@@ -49,7 +49,10 @@ class ScannedTable:
     def __init__(self, dataset: config.Table, file: TableFile) -> None:
         self.dataset, self._file = dataset, file
         self.kinds = {name: one for name, one in (dataset.columns or {}).items() if one.kind != "ignore"}
-        self.features: dict[str, Wanted] = {name: WANTED[one.kind] for name, one in self.kinds.items()}
+        self.features: dict[str, Wanted] = {
+            name: one.format if one.kind == "datetime" and one.format else WANTED[one.kind]
+            for name, one in self.kinds.items()
+        }
         if not self.features:
             raise self.refuse("columns", "leaves no column to learn from: give one a kind other than ignore")
         roles = self._roles()
