@@ -50,7 +50,7 @@ NOT_RUN = {
     ".venv/bin/pip install xprof": "downloads a package",
     "pip wheel --no-deps .": "test_library.py: a wheel is made",
     "pip install stratagem-0.1.0-py3-none-any.whl": "test_library.py: it is installed",
-    "stratagem run --set dataset.name=kmnist": "downloads a dataset",
+    "stratagem data add photos/": "docs/data.md: a folder that its script makes",
     "stratagem --show-completion": "test_completion.py: the script of each shell",
     "stratagem status --json": "test_operation.py: what it tells while everything runs",
     "ray start --head": "tests/flows/ray_nodes.py: nodes at addresses of the loopback",
