@@ -1,11 +1,15 @@
-"""What a comparison's rows say, in a terminal, on a page and as a file."""
+"""A comparison: its tables, remarks and charts, once for the terminal and for its pages."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.records import HEADLINES, Comparison, ComparisonRow
-from tasks.reports.tables import markdown_table, write_csv
+from tasks.reports import charts
+from tasks.reports.blocks import Block, Figure, ReportSection, TableBlock, Text, as_markdown, facts, write
+from tasks.reports.charts import Chart
+from tasks.reports.tables import write_csv
+from tasks.system import files
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,9 @@ def _test_column(metric: str) -> ComparisonColumn:
 
 
 COLUMNS = (
-    ComparisonColumn("replicas (on devices)", "repli-\ncas", _replicas),
+    ComparisonColumn("replicas", "repli-\ncas", _replicas),
     ComparisonColumn("examples/s", "examples\n/s", lambda row: _number(row.examples_per_second, ",.0f")),
-    ComparisonColumn("seconds per epoch", "s per\nepoch", lambda row: _seconds(row.seconds_per_epoch)),
+    ComparisonColumn("s per epoch", "s per\nepoch", lambda row: _seconds(row.seconds_per_epoch)),
     *RELATIVE,
     ComparisonColumn("total, s", "total\ns", lambda row: _seconds(row.total_seconds)),
     *map(_test_column, HEADLINES.values()),
@@ -211,30 +215,136 @@ def comparison_table(comparison: Comparison, path: Path) -> Path:
     return write_csv(path, header, [[row.get(name) for name in header] for row in rows])
 
 
-def _step_table(comparison: Comparison) -> list[str]:
-    headings, cells = step_cells(comparison)
-    if len(headings) == 2:
-        return []
-    return ["", "Where a step goes, what it needs, how sure the metric is:", "", *markdown_table(headings, cells, 2)]
-
-
-def comparison_page(comparison: Comparison, path: Path) -> Path:
-    """Write a comparison as a Markdown page."""
-    columns, cells = comparison_cells(comparison)
+def comparison_pages(comparison: Comparison, folder: Path) -> tuple[Path, Path]:
+    """Write a comparison as comparison.html and, for MLflow's and Prefect's own pages, as comparison.md."""
     names = ", ".join(dict.fromkeys(row.strategy for row in comparison.rows))
-    times = "once" if comparison.rounds == 1 else f"{comparison.rounds} times, and figures are medians"
-    lines = [
-        f"# {comparison.model} on {comparison.dataset}: {names}",
-        "",
-        *(f"- {sentence}" for sentence in comparison.finding),
-        *([""] if comparison.finding else []),
-        *markdown_table(["strategy", "loop", *(column.heading for column in columns)], cells, num_texts=2),
-        *_step_table(comparison),
-        *(line for remark in comparison_remarks(comparison) for line in ("", remark)),
-        "",
-        f"{comparison.epochs} epochs, {comparison.global_batch_size} examples in a step of all replicas, seed "
-        f"{comparison.seed}, data version `{comparison.data_version}`, commit `{comparison.git_commit}`, "
-        f"{comparison.num_cores} processor cores; each was measured {times}.",
+    title, parts = f"{comparison.model} on {comparison.dataset}: {names}", sections(comparison)
+    with files.replacing(folder / "comparison.md") as temporary:
+        temporary.write_text(as_markdown(title, parts), encoding="utf-8")
+    return write(folder / "comparison.html", title, parts), folder / "comparison.md"
+
+
+def sections(comparison: Comparison) -> list[ReportSection]:
+    """Return all that a page says of a comparison, the conclusions first."""
+    columns, cells = comparison_cells(comparison)
+    header = ("strategy", "loop", *(column.heading for column in columns))
+    worked = [row for row in comparison.rows if row.reason is None]
+    found = Text("Nothing follows from the figures.")
+    return [
+        ReportSection("What came of it", [*map(Text, comparison.finding)] or [found]),
+        ReportSection(
+            "Figures",
+            [TableBlock(header, cells, 2), *_charts(worked), *map(Text, comparison_remarks(comparison))],
+        ),
+        *_steps(comparison, worked),
+        ReportSection("Rounds", [_rounds(comparison)]),
+        ReportSection("Model, data and settings", [_origin(comparison)]),
     ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+
+
+def _charts(rows: Sequence[ComparisonRow]) -> list[Block]:
+    """Return a chart of each figure that a row has: its median and the range of the rounds, or its interval."""
+    drawn = [
+        _medians("examples/s", [(row, row.examples_per_second or None, _speed_range(row)) for row in rows]),
+        _metric(rows),
+        _medians("start-up, s", [(row, row.start_up_seconds, row.start_up_range) for row in rows]),
+        _medians("peak memory, MB", [(row, _memory(row), memory_range(row)) for row in rows]),
+    ]
+    found = [chart for chart in drawn if chart is not None]
+    return [Figure(found)] if found else []
+
+
+def _speed_range(row: ComparisonRow) -> tuple[float, float] | None:
+    speeds = [repeat.examples_per_second for repeat in row.repeats if repeat.examples_per_second]
+    return (min(speeds), max(speeds)) if speeds else None
+
+
+def _memory(row: ComparisonRow) -> float | None:
+    return row.peak_memory_bytes / 1e6 if row.peak_memory_bytes else None
+
+
+def _medians(
+    what: str, values: Sequence[tuple[ComparisonRow, float | None, tuple[float, float] | None]]
+) -> Chart | None:
+    lines = [
+        (row.name, (span or (value,))[0], value, (span or (value,))[-1])
+        for row, value, span in values
+        if value is not None
+    ]
+    title = f"{what}: the median, and what the rounds span"
+    return charts.ranges(title, lines, shown=lambda value: charts.number(float(f"{value:.4g}"))) if lines else None
+
+
+def _metric(rows: Sequence[ComparisonRow]) -> Chart | None:
+    """Draw the headline metric of the rows that have an interval of it."""
+    for name in (f"test/{metric}" for metric in HEADLINES.values()):
+        found = [(row, row.intervals[name]) for row in rows if name in row.intervals]
+        lines = [(row.name, low, row.metrics[name], high) for row, (low, high) in found]
+        if lines:
+            title = f"{name.replace('/', ' ')}, with its 95 % interval"
+            return charts.ranges(title, lines, from_zero=False, shown="{:.4f}".format)
+    return None
+
+
+def _steps(comparison: Comparison, worked: Sequence[ComparisonRow]) -> list[ReportSection]:
+    parts = {
+        row.name: dict(zip(PARTS.values(), row.step_time.parts.values(), strict=True))
+        for row in worked
+        if row.step_time is not None
+    }
+    unknown = [row.name for row in worked if row.step_time is None]
+    headings, cells = step_cells(comparison)
+    blocks: list[Block] = []
+    if parts:
+        blocks.append(Figure([charts.stacked("ms a step", parts)]))
+    if len(headings) > 2:
+        blocks.append(TableBlock(tuple(headings), cells, 2))
+    if parts:
+        blocks.append(
+            Text(
+                "Measured on a few steps after the training, so that none of its own was slowed. A moment is compute "
+                "where any operation runs in the chief's process; else collectives, where gradients are summed or "
+                "shards are passed, which is mostly the wait for the other devices; else input wait, where the next "
+                "batch is not there yet; the rest is host: Python, and what starts operations. Under parameter_server "
+                "the workers' own clocks tell, and collectives are the traffic with the servers."
+            )
+        )
+    if unknown:
+        blocks.append(
+            Text(
+                f"Not measured: {'; '.join(unknown)}. Either train.traced_steps is null, or the steps after the "
+                "training that are traced were stopped."
+            )
+        )
+    return [ReportSection("Where a step goes", blocks)] if blocks else []
+
+
+def _rounds(comparison: Comparison) -> TableBlock:
+    rows = []
+    for row in comparison.rows:
+        for one in row.repeats:
+            memory = _number(one.peak_memory_bytes and one.peak_memory_bytes / 1e6, ",.0f")
+            speed, seconds = _number(one.examples_per_second, ",.0f"), (one.total_seconds, one.start_up_seconds)
+            figures = [str(one.round), speed, *(f"{value:,.1f}" for value in seconds), memory, f"{one.load:.2f}"]
+            rows.append([row.strategy, row.loop or "-", one.run_id, *figures])
+    header = ("strategy", "loop", "run", "round", "examples/s", "total, s", "start-up, s", "peak MB", "load of others")
+    return TableBlock(header, rows, num_texts=3)
+
+
+def _origin(comparison: Comparison) -> TableBlock:
+    measured = "once" if comparison.rounds == 1 else f"{comparison.rounds} times, and figures are medians"
+    return facts(
+        {
+            "dataset": comparison.dataset,
+            "data version": comparison.data_version or "not under DVC",
+            "git commit": comparison.git_commit or "none",
+            "model": comparison.model,
+            "seed": str(comparison.seed),
+            "trained": f"{comparison.epochs} epochs, {comparison.global_batch_size:,} examples a step of all replicas",
+            "processor cores": str(comparison.num_cores),
+            "each was measured": measured,
+            "comparison": comparison.run_id,
+            "finished": comparison.finished_at,
+            "seconds": f"{comparison.seconds:,.0f}",
+        }
+    )

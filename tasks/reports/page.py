@@ -4,12 +4,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.evaluation.predictions import Bins
 from tasks.records import Run
 from tasks.reports import blocks, contents, examples, results
 from tasks.reports.blocks import ReportSection
+from tasks.reports.charts import Chart
 from tasks.reports.material import Material, load
-from tasks.system import files
 
 SECTIONS: tuple[Callable[[Material], ReportSection | None], ...] = (
     contents.origin,
@@ -37,8 +36,8 @@ class Written(NamedTuple):
     page: Path
     title: str
     metrics: dict[str, float]
-    binned: Bins | None
-    """The predictions by confidence."""
+    pictures: dict[str, Chart]
+    """By file name."""
 
 
 def write(run: Run, seconds: Mapping[str, float] | None = None) -> Written:
@@ -55,11 +54,10 @@ def write(run: Run, seconds: Mapping[str, float] | None = None) -> Written:
     material = load(run, seconds)
     sections = [section for make in SECTIONS if (section := make(material)) is not None]
     path = material.folder / "report" / "report.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with files.replacing(path) as temporary:
-        temporary.write_text(blocks.render(_title(material), sections, partial(material)), encoding="utf-8")
+    blocks.write(path, _title(material), sections, partial(material))
     metrics = {name: value for section in sections for name, value in section.metrics.items()}
-    return Written(path, _title(material), metrics, material.binned)
+    pictures = {name: chart for section in sections for name, chart in section.pictures.items()}
+    return Written(path, _title(material), metrics, pictures)
 
 
 def _title(material: Material) -> str:

@@ -10,10 +10,11 @@ import numpy as np
 
 from tasks import runs
 from tasks.evaluation import evidence
-from tasks.records import Comparison, MetricPair, Run, RunDifference
+from tasks.records import Comparison, ComparisonRow, MetricPair, Run, RunDifference
 from tasks.reports import intervals, material
 from tasks.reports.findings import metric_base
 from tasks.reports.material import Material
+from tasks.system.errors import UserError
 
 TEST = "test/"
 
@@ -40,23 +41,35 @@ def compare(first: Run, second: Run) -> tuple[dict[str, MetricPair], bool]:
     return {name: _pair(name, sides, [metrics.get(name) for metrics in measured], same) for name in names}, same
 
 
-def with_differences(comparison: Comparison) -> Comparison:
-    """Return a comparison with the interval of how much each row's headline metric differs from that of
-    ``findings.metric_base``, from the predictions of their first trainings; without one where these are missing."""
-    base = metric_base(comparison.rows)
-    if base is None or base.run_id is None:
-        return comparison
-    (name,), first = base.intervals, material.load(runs.find_run(base.run_id))
+def with_intervals(comparison: Comparison) -> Comparison:
+    """Return a comparison with the interval of each row's headline metric, and of its difference from that of
+    ``findings.metric_base``, from the predictions of their first trainings; without them where these are missing."""
+    sides = [_material_of(row) for row in comparison.rows]
     rows = []
-    for row in comparison.rows:
-        if row is not base and row.run_id is not None and name in row.intervals:
-            second = material.load(runs.find_run(row.run_id))
-            before, after = (_measured(one).get(name) for one in (first, second))
-            if before is not None and after is not None and _same_rows(first, second):
-                paired = _paired(name.removeprefix(TEST), first, second, after - before)
-                row = row.model_copy(update={"differences": {name: (paired.low, paired.high)} if paired else {}})
-        rows.append(row)
+    for row, side in zip(comparison.rows, sides, strict=True):
+        found = intervals.of_metric(side, side.headline) if side is not None else None
+        known = {f"{TEST}{side.headline}": tuple(found)} if side is not None and found is not None else {}
+        rows.append(row.model_copy(update={"intervals": known}))
+    base = metric_base(rows)
+    for place, (row, side) in enumerate(zip(rows, sides, strict=True)):
+        if base is None or row is base or not row.intervals or side is None:
+            continue
+        first, (name,) = sides[rows.index(base)], base.intervals
+        if first is not None and name in row.intervals and _same_rows(first, side):
+            difference = _measured(side)[name] - _measured(first)[name]
+            paired = _paired(name.removeprefix(TEST), first, side, difference)
+            rows[place] = row.model_copy(update={"differences": {name: tuple(paired)} if paired else {}})
     return comparison.model_copy(update={"rows": tuple(rows)})
+
+
+def _material_of(row: ComparisonRow) -> Material | None:
+    """Return what there is of the first training of a row that worked."""
+    if row.reason is not None or row.run_id is None:
+        return None
+    try:
+        return material.load(runs.find_run(row.run_id))
+    except UserError:  # A record of it cannot be read; the figures stand without it.
+        return None
 
 
 def _measured(one: Material) -> dict[str, float]:
