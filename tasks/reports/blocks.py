@@ -74,6 +74,8 @@ class ReportSection:
     blocks: list[Block] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     """What it measured, for MLflow's table of runs, by name."""
+    brief: dict[str, str] = field(default_factory=dict)
+    """What the first section of the page says of it."""
     pictures: dict[str, Chart] = field(default_factory=dict)
     """Its charts that MLflow gets as files, by file name."""
 

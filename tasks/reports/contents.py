@@ -55,7 +55,9 @@ def origin(material: Material) -> ReportSection:
         rows["notes"] = "; ".join(registered.notes)
     rows |= {"run": run.run_id, "experiment": run.experiment}
     blocks: list[Block] = [facts({name: str(value) for name, value in rows.items() if value})]
-    return ReportSection("Model, data and settings", [*blocks, *_settings(settings)])
+    judged = {name: rows[name] for name in ("champion", "registered") if rows.get(name)}
+    brief = dict(list(judged.items())[:1]) or {"champion": "not judged: the run registered no model yet"}
+    return ReportSection("Model, data and settings", [*blocks, *_settings(settings)], brief=brief)
 
 
 def _settings(settings: dict[str, Any]) -> list[Block]:

@@ -38,6 +38,16 @@ def mistakes(material: Material) -> ReportSection | None:
     rows, told = _worst(material)
     if not len(rows):
         return ReportSection(title, [Text("There is none: every test example is right.")])
+    brief = {}
+    if material.task == "regression":
+        brief = {
+            "largest error": f"test example {rows[0]}: {told[int(rows[0])][1]}, and {told[int(rows[0])][0]} is true"
+        }
+    elif material.task == "multilabel":
+        labels, outputs = material.predicted
+        wrong = ((outputs > 0) != (labels == 1)).sum(axis=0)
+        name = material.class_names[int(wrong.argmax())]
+        brief = {"most frequent mistake": f"the label {name}: wrong for {wrong.max():,} of {len(labels):,} examples"}
     blocks: list[Block] = []
     features = material.test.prepared.features
     for name, feature in features.items():
@@ -51,7 +61,7 @@ def mistakes(material: Material) -> ReportSection | None:
             f"was given, up to {COLUMNS} columns of a kind"
         )
         blocks.append(TableBlock(header, lines, len(header), meaning))
-    return ReportSection(title, blocks)
+    return ReportSection(title, blocks, brief=brief)
 
 
 def _worst(material: Material) -> tuple[npt.NDArray[np.int64], dict[int, tuple[str, str]]]:
@@ -175,7 +185,9 @@ def slices(material: Material) -> ReportSection | None:
         "dashed line is no finding."
     )
     blocks.append(Text(said + (f" Not listed: {' and '.join(left_out)}." if left_out else "")))
-    return ReportSection("Slices", blocks)
+    name, count, value, interval, _ = rows[0]
+    sure = f"{value} (95 % interval: {interval}) on {count} examples, {overall:.4f} on all"
+    return ReportSection("Slices", blocks, brief={"worst slice": f"{name}: {MEASURES[material.task]} {sure}"})
 
 
 def _slice_row(one: Slice, mean: float, interval: Interval, overall: float, ends: tuple[float, float]) -> list[str]:

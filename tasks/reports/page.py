@@ -11,8 +11,8 @@ from tasks.reports.charts import Chart
 from tasks.reports.material import Material, load
 
 SECTIONS: tuple[Callable[[Material], ReportSection | None], ...] = (
-    contents.origin,
     results.headline,
+    contents.origin,
     results.curves,
     results.by_class,
     results.confusion,
@@ -26,7 +26,7 @@ SECTIONS: tuple[Callable[[Material], ReportSection | None], ...] = (
     contents.model,
     contents.card,
 )
-"""In the order of the page; each returns None if it has nothing to say about a run."""
+"""In the order of the page, after what it says in short; each returns None if it has nothing to say about a run."""
 ENDED = ("FAILED", "KILLED")
 
 
@@ -53,8 +53,10 @@ def write(run: Run, seconds: Mapping[str, float] | None = None) -> Written:
     """
     material = load(run, seconds)
     sections = [section for make in SECTIONS if (section := make(material)) is not None]
+    brief = {name: told for section in sections for name, told in section.brief.items()}
+    in_short = ReportSection("In short", [blocks.facts(brief)])
     path = material.folder / "report" / "report.html"
-    blocks.write(path, _title(material), sections, partial(material))
+    blocks.write(path, _title(material), [in_short, *sections], partial(material))
     metrics = {name: value for section in sections for name, value in section.metrics.items()}
     pictures = {name: chart for section in sections for name, chart in section.pictures.items()}
     return Written(path, _title(material), metrics, pictures)

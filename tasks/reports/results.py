@@ -46,7 +46,15 @@ def headline(material: Material) -> ReportSection | None:
         )
     elif any(row[2] == "-" for row in rows):
         said += " A metric without one (-) would take too long, or is a loss of another kind."
-    return ReportSection("Test metrics", [TableBlock(("metric", "value", "95 % interval"), rows), Text(said)], metrics)
+    _, value, interval = rows[0]
+    on = f"on {material.evaluation.num_examples:,} test examples"
+    sure = f" (95 % interval: {interval})" if interval != "-" else ""
+    return ReportSection(
+        "Test metrics",
+        [TableBlock(("metric", "value", "95 % interval"), rows), Text(said)],
+        metrics,
+        {first.replace("/", " "): f"{value}{sure} {on}"},
+    )
 
 
 def curves(material: Material) -> ReportSection | None:
@@ -116,7 +124,10 @@ def confusion(material: Material) -> ReportSection | None:
         )
     else:
         blocks.append(Text("No test example is taken for another class."))
-    return ReportSection("Confusion matrix", blocks)
+    said = "none: no test example is taken for another class"
+    if rows:
+        said = "{} taken for {}: {} examples, {} of the class".format(*rows[0])
+    return ReportSection("Confusion matrix", blocks, brief={"most frequent mistake": said})
 
 
 def brier(probabilities: npt.NDArray[Any], labels: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -170,7 +181,7 @@ def calibration(material: Material) -> ReportSection | None:
             "interval/calibration/brier_score/low": low,
             "interval/calibration/brier_score/high": high,
         },
-        {"reliability.png": diagram},
+        pictures={"reliability.png": diagram},
     )
 
 

@@ -355,7 +355,7 @@ def test_the_page_is_whole_and_holds_all_that_it_shows(task):
     text = path.read_text(encoding="utf-8")
     found = Parsed(text)
     headings = [tag for tag, _ in found.found].count("h2")
-    assert headings == {"classification": 12, "multilabel": 11, "regression": 10}[task]
+    assert headings == {"classification": 13, "multilabel": 12, "regression": 11}[task]
     for tag, attributes in found.found:
         assert tag not in ("script", "link", "iframe", "object", "embed")
         for name in ("src", "href", "action"):
@@ -380,6 +380,29 @@ def test_the_page_is_whole_and_holds_all_that_it_shows(task):
     assert f"{metrics['calibration/brier_score']:.4f}" in found.said
     with Image.open(pictures["reliability.png"].save(path.with_name("drawn.png"), title)) as picture:
         assert min(picture.size) > 500
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "said"),
+    [
+        ("classification", "most frequent mistake", r"class \d taken for class \d: \d+ examples, [\d.]+% of the class"),
+        ("multilabel", "most frequent mistake", r"the label class \d: wrong for \d+ of 300 examples"),
+        ("regression", "largest error", r"test example \d+: [\d.]+, and [\d.]+ is true"),
+    ],
+)
+def test_the_first_section_is_what_one_decides_by(task, row, said):
+    run = made_up.run(*TASKS[task]())
+    registered = runs.load_result(run, records.RegisteredModel)
+    judgement = records.Judgement(promoted=False, reason="it is no better", against="2")
+    runs.save_result(run, registered.model_copy(update={"judgement": judgement}))
+    made, span = load(run), r"\(95 % interval: [\d.]+ to [\d.]+\)"
+    first, _, _ = page.write(run).page.read_text(encoding="utf-8").partition("<nav")
+    told = dict(re.findall(r"<td>(.*?)</td><td>(.*?)</td>", first))
+    value, count = made.evaluation.metrics[f"test/{made.headline}"], made.evaluation.num_examples
+    assert re.fullmatch(rf"{value:.4f} {span} on {count} test examples", told[f"test {made.headline}"])
+    assert told["champion"] == "version 2: it is no better"
+    assert re.search(rf".*: .* [\d.]+ {span} on \d+ examples, [\d.]+ on all", told["worst slice"])
+    assert re.fullmatch(said, told[row])
 
 
 def test_what_a_user_named_is_text_and_no_element():
