@@ -5,11 +5,11 @@ Neither is imported here, because NumPy would delay the commands that print tabl
 """
 
 from tasks.reports.comparison import (
-    comparison_cells,
     comparison_pages,
     comparison_remarks,
     comparison_table,
-    step_cells,
+    figures_table,
+    steps_table,
 )
 from tasks.reports.findings import concluded
 from tasks.reports.sweep import ranked, short_names, sweep_cells, sweep_page, sweep_remarks, sweep_table, text_of
@@ -18,8 +18,5 @@ from tasks.reports.tables import (
     history_table,
     metrics_table,
     moments,
-    offers,
-    offers_cells,
-    offers_page,
     predictions_table,
 )

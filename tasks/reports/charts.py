@@ -285,30 +285,16 @@ def learning_curve(training: TrainingResult) -> Chart:
     return Chart(figure, f"learning curves: {', '.join(panels)}")
 
 
-def histogram(heights: Numbers, edges: Numbers, x_label: str, y_label: str, alt: str) -> Chart:
-    """Draw how many lie between each two edges."""
+def histogram(heights: Numbers, edges: Numbers, x_label: str, y_label: str, alt: str, share: bool = False) -> Chart:
+    """Draw a bar between each two edges; shares of 0 to 1 beside the dashed line where both axes are equal."""
     with _axes(WIDTH, HEIGHT, left=58) as axes:
-        widths = [right - left for left, right in itertools.pairwise(edges)]
-        axes.bar(edges[:-1], heights, [0.94 * width for width in widths], align="edge", color=COLOURS[2])
+        widths = [0.94 * (right - left) for left, right in itertools.pairwise(edges)]
+        axes.bar(edges[:-1], heights, widths, align="edge", color=COLOURS[0])
+        if share:
+            axes.plot((0, 1), (0, 1), color=INK, linewidth=1, linestyle="--")
+            axes.set(xlim=(0, 1), ylim=(0, 1))
         _label_axes(axes, x_label, y_label)
     return Chart(axes.figure, alt)
-
-
-def reliability(accuracy: Numbers, means: str) -> Chart:
-    """Draw a reliability diagram: the confidence of predictions, and how often they are right.
-
-    Args:
-        accuracy: of each bin; the bins are equal parts of 0 to 1.
-        means: the name of ``accuracy``.
-    """
-    width = 1 / len(accuracy)
-    with _axes(WIDTH, HEIGHT, left=58) as axes:
-        lefts = [place * width for place in range(len(accuracy))]
-        axes.bar(lefts, accuracy, 0.94 * width, align="edge", color=COLOURS[0])
-        axes.plot((0, 1), (0, 1), color=INK, linewidth=1, linestyle="--")
-        axes.set(xlim=(0, 1), ylim=(0, 1))
-        _label_axes(axes, "probability", means)
-    return Chart(axes.figure, f"reliability diagram: {means} by probability")
 
 
 @contextlib.contextmanager
@@ -450,21 +436,20 @@ def augmented_examples(images: Any, augmentation: config.Augmentation) -> Chart:
         images: uint8 (images, 1 + versions, height, width, channels).
         augmentation: its changes are named above the images.
     """
+    import numpy as np
+
     rows, columns, height, width, channels = images.shape
-    shown = images[..., :3] if channels in (3, 4) else images[..., 0]
-    tall, gap, top = height / width, 0.06, 0.5  # Beside a width of 1.
-    across, down = columns + gap * columns + 0.25, rows * (tall + gap)
-    with _axes(80 * across, 80 * (down + top), 0, top=0, right=0, bottom=0) as axes:
-        for row in range(rows):
-            for column in range(columns):
-                left, upper = gap + column * (1 + gap) + 0.15 * (column > 0), row * (tall + gap)
-                extent = (left, left + 1, upper + tall, upper)
-                axes.imshow(shown[row, column], cmap="gray", vmin=0, vmax=255, extent=extent)
-        axes.set(xlim=(0, across), ylim=(down, -top), aspect="auto")
+    gap, side = math.ceil(max(height, width) / 16), 80 / width
+    sheet = np.full((rows, columns, height + gap, width + gap, 3), 255, np.uint8)
+    shown = images[..., :3] if channels >= 3 else images[..., :1]
+    sheet[:, 1:, :height, gap:], sheet[:, 0, :height, :-gap] = shown[:, 1:], shown[:, 0]
+    sheet = sheet.transpose(0, 2, 1, 3, 4).reshape(rows * (height + gap), columns * (width + gap), 3)
+    on = ", ".join(_augmentation(key, value) for key, value in augmentation.changes.items())
+    with _axes(side * sheet.shape[1], side * sheet.shape[0] + 40, 0, top=40, right=0, bottom=0) as axes:
+        axes.imshow(sheet, aspect="auto", interpolation="nearest")
         axes.set_axis_off()
-        on = ", ".join(_augmentation(key, value) for key, value in augmentation.changes.items())
-        axes.text(gap + 0.5, -0.18, "original", ha="center", va="center", fontsize=10)
-        axes.text((across + 1.2) / 2, -0.18, textwrap.fill(on, 100), ha="center", va="center", fontsize=10)
+        axes.text(width / 2, -6 / side, "original", ha="center", fontsize=10)
+        axes.text(sheet.shape[1] * (0.5 + 0.5 / columns), -6 / side, textwrap.fill(on, 90), ha="center", fontsize=10)
     return Chart(axes.figure, "augmented training images")
 
 

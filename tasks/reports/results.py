@@ -161,9 +161,10 @@ def calibration(material: Material) -> ReportSection | None:
         "of the predictions that have 80 %, 80 % should be right. Where it ends above the line, the model is too "
         "careful, below it too sure."
     )
-    diagram = charts.reliability(found.accuracy.tolist(), found.means)
+    edges, alt = np.linspace(0, 1, BINS + 1), f"reliability diagram: {found.means} by probability"
+    diagram = charts.histogram(found.accuracy, edges, "probability", found.means, alt, share=True)
     alt = "how many predictions have which probability"
-    counts = charts.histogram(found.counts, np.linspace(0, 1, BINS + 1), "probability", "predictions", alt)
+    counts = charts.histogram(found.counts, edges, "probability", "predictions", alt)
     return ReportSection(
         "Calibration",
         [

@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.records import Comparison, ComparisonRow, Repeat, StepTime
-from tasks.reports import comparison_pages, concluded, step_cells
+from tasks.reports import comparison_pages, concluded, steps_table
 from tasks.reports.findings import findings
 
 CPU, GPU = "/device:CPU:0", "/device:GPU:0"
@@ -227,7 +227,6 @@ def test_the_page_begins_with_what_follows(tmp_path):
 
 def test_columns_that_no_row_has_are_left_out():
     plain = compared(row("one_device", ONE), row("mirrored", ONE, peak_memory_bytes=123_400_000))
-    assert step_cells(plain) == (
-        ["strategy", "loop", "peak MB"],
-        [["one_device", "fit", "-"], ["mirrored", "fit", "123"]],
-    )
+    table = steps_table(plain)
+    assert table.header == ("strategy", "loop", "peak MB")
+    assert table.rows == [["one_device", "fit", "-"], ["mirrored", "fit", "123"]]

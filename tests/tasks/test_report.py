@@ -269,14 +269,5 @@ def test_a_comparison_as_csv_keeps_the_numbers(tmp_path):
     [(None, "-"), (0.0, "0.00"), (9.99, "9.99"), (9.996, "10.0"), (99.9, "99.9"), (99.96, "100"), (12345.6, "12,346")],
 )
 def test_seconds_take_few_letters(seconds, text):
-    _, ((*_, shown),) = reports.comparison_cells(compared(WORKED.model_copy(update={"tracing_seconds": seconds})))
-    assert shown == text
-
-
-def test_every_cell_that_says_no_has_its_reason():
-    rows, reasons = reports.offers_cells()
-    named = {mark.removeprefix("no ") for _, *marks in rows for mark in marks if mark != "yes"}
-    assert named == reasons.keys()
-    assert len(set(reasons.values())) == len(reasons), "one number for each reason"
-    assert all(len(row) == 1 + len(config.strategy_kinds()) for row in rows)
-    assert config.FEATURES.keys() < {feature for feature, *_ in rows}
+    table = reports.figures_table(compared(WORKED.model_copy(update={"tracing_seconds": seconds})))
+    assert dict(zip(table.header, table.rows[0], strict=True)).get("tracing, s", "-") == text
