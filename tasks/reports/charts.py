@@ -27,8 +27,8 @@ COLOURS = ("#0068b5", "#c8500a", "#00815d", "#a8478a")
 MARKERS, LINES = ("o", "s", "^", "D"), ("-", "--", "-.", ":")
 """Of each colour, for readers who see none."""
 INK, SOFT, RULE, PAGE = "#1b1f24", "#5b6470", "#d9dee4", "#ffffff"
-PAGE_COLOURS = {INK: "--ink", SOFT: "--soft", RULE: "--rule", PAGE: "--page"} | {
-    colour: f"--c{place}" for place, colour in enumerate(COLOURS)
+PAGE_COLOURS = {INK: "var(--ink)", SOFT: "var(--soft)", RULE: "var(--rule)", PAGE: "var(--page)"} | {
+    colour: f"var(--c{place})" for place, colour in enumerate(COLOURS)
 }
 """The page's style has two values for each of these: light and dark."""
 STYLE = {
@@ -94,16 +94,14 @@ class Chart:
         self._write(buffer, format="svg", metadata={"Date": None})
         _, _, drawn = buffer.getvalue().partition("<svg")
         _, _, drawn = drawn.partition(">")
-        # What belongs to a file of its own; and fonts, because a page has its own.
+        # What belongs to a file of its own.
         drawn = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<clipPath.*?</clipPath>|<!--.*?-->", "", drawn,
                        flags=re.S)  # fmt: skip
-        drawn = re.sub(r' clip-path="[^"]*"|(?<=<g) id="[^"]*"', "", drawn).replace("xlink:href", "href")
-        drawn = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", drawn)
-        drawn = re.sub(r"<[^>]+>", lambda tag: re.sub("#[0-9a-f]{6}", _page_colour, tag[0]), drawn)
+        drawn = re.sub(r"<[^>]+>", lambda tag: _of_page(tag[0]), drawn)
         width, height = (round(side * INCH) for side in self.figure.get_size_inches())
-        return Markup(
-            '<svg viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="img" aria-label="{2}">{3}'
-        ).format(width, height, self.alt, Markup(drawn))  # fmt: skip
+        return Markup('<svg viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="img" aria-label="{2}">{3}').format(
+            width, height, self.alt, Markup(drawn)
+        )
 
     def _write(self, target: Any, **options: Any) -> None:
         from matplotlib.text import Text
@@ -125,8 +123,11 @@ def _style(more: Mapping[str, Any] | None = None) -> contextlib.AbstractContextM
     return styled
 
 
-def _page_colour(found: re.Match[str]) -> str:
-    return f"var({PAGE_COLOURS[found[0]]})" if found[0] in PAGE_COLOURS else found[0]
+def _of_page(tag: str) -> str:
+    """Return a tag of an SVG file with the colours and the font of the page, and without references that it has not."""
+    tag = re.sub(r' clip-path="[^"]*"|(?<=<g) id="[^"]*"', "", tag).replace("xlink:href", "href")
+    tag = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", tag)
+    return re.sub("#[0-9a-f]{6}", lambda found: PAGE_COLOURS.get(found[0], found[0]), tag)
 
 
 def _fonts(text: str) -> list[str]:
@@ -209,27 +210,28 @@ def plot(
 
 
 def _draw_series(axes: Any, series: Iterable[Series]) -> None:
+    import numpy as np
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Outline
 
     named: set[str] = set()
     for one in series:
-        colour = COLOURS[one.colour]
+        colour, label = COLOURS[one.colour], one.label if one.label not in named else None
         x, y = ([v if abs(v) < 1e300 else math.nan for v in values] for values in (one.x, one.y))
-        if one.kind == "dots" and len(x) > MAX_MARKERS:
-            points = [point for point in zip(x, y, strict=True) if not math.isnan(sum(point))]
-            outline = Outline(
-                [point for point in points for _ in (0, 1)], [Outline.MOVETO, Outline.LINETO] * len(points)
-            )
-            axes.add_patch(PathPatch(outline, color=colour, fill=False, linewidth=3.5, alpha=0.6, capstyle="round"))
-            axes.autoscale_view()
+        if not x:
             continue
-        axes.plot(
-            x, y, color=colour, linestyle="none" if one.kind == "dots" else LINES[one.colour], linewidth=1.6,
-            marker="" if one.kind == "line" and len(x) > 1 else MARKERS[one.colour], markersize=4.5,
-            markeredgewidth=0, markevery=1 if one.kind == "dots" else math.ceil(len(x) / 12),
-            label=one.label if one.label not in named else None,
-        )  # fmt: skip
+        known = [point for point in zip(x, y, strict=True) if not math.isnan(sum(point))]
+        if one.kind == "dots" and len(known) > MAX_MARKERS:
+            outline = Outline(np.repeat(known, 2, axis=0), [Outline.MOVETO, Outline.LINETO] * len(known))
+            dots = PathPatch(outline, color=colour, fill=False, linewidth=3.5, alpha=0.6, capstyle="round", label=label)
+            axes.add_patch(dots)
+            axes.autoscale_view()
+        else:
+            axes.plot(
+                x, y, color=colour, linestyle="none" if one.kind == "dots" else LINES[one.colour], linewidth=1.6,
+                marker="" if one.kind == "line" and len(x) > 1 else MARKERS[one.colour], markersize=4.5,
+                markeredgewidth=0, markevery=1 if one.kind == "dots" else math.ceil(len(x) / 12), label=label,
+            )  # fmt: skip
         named.add(one.label)
     if named - {""}:
         axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.98), ncols=4, columnspacing=1, handlelength=1.8)
@@ -237,13 +239,15 @@ def _draw_series(axes: Any, series: Iterable[Series]) -> None:
 
 def _label_axes(axes: Any, x_label: str, y_label: str, whole: bool = False, log: bool = False) -> None:
     """Name the axes, the y axis above it, because names are long and telephones narrow."""
-    from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
     axes.set_xlabel(cut(x_label, 48))
     _write_above(axes, y_label)
     axes.grid(linewidth=0.8)
     if log:
         axes.set_xscale("log")
+        low, high = axes.get_xlim()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(lambda value, _: number(value))
     for axis in (axes.xaxis, axes.yaxis):
@@ -254,7 +258,8 @@ def _label_axes(axes: Any, x_label: str, y_label: str, whole: bool = False, log:
 
 def _write_above(axes: Any, text: str) -> None:
     """Write a line at the top of a figure."""
-    axes.figure.text(4 / INCH / axes.figure.get_figwidth(), 1 - 5 / INCH / axes.figure.get_figheight(), text, va="top")
+    width, height = axes.figure.get_size_inches() * INCH
+    axes.figure.text(4 / width, 1 - 5 / height, cut(text, int(width / LETTER)), va="top")
 
 
 def curves(metric: str, splits: Mapping[str, Sequence[float]], marks: Mapping[str, float] | None = None) -> Chart:
@@ -272,16 +277,17 @@ def _by_epoch(splits: Mapping[str, Sequence[float]]) -> list[Series]:
 
 def learning_curve(training: TrainingResult) -> Chart:
     """Draw the learning curves side by side: a panel per metric, a line per split."""
+    from matplotlib.figure import Figure
+
     panels = training.curves
-    with _axes(WIDTH * len(panels), HEIGHT, left=0) as axes:
-        figure = axes.figure
-        axes.remove()
+    with _style():
+        figure = Figure(figsize=(WIDTH * len(panels) / INCH, HEIGHT / INCH))
         for place, (metric, splits) in enumerate(panels.items()):
             left, wide = (place + 58 / WIDTH) / len(panels), (1 - 72 / WIDTH) / len(panels)
-            panel = figure.add_axes((left, 42 / HEIGHT, wide, 1 - 82 / HEIGHT))
-            _draw_series(panel, _by_epoch(splits))
-            _label_axes(panel, "epoch", "", whole=True)
-            panel.set_title(metric.replace("_", " "), loc="left", fontsize=11)
+            axes = figure.add_axes((left, 42 / HEIGHT, wide, 1 - 82 / HEIGHT))
+            _draw_series(axes, _by_epoch(splits))
+            _label_axes(axes, "epoch", "", whole=True)
+            axes.set_title(metric.replace("_", " "), loc="left", fontsize=11)
     return Chart(figure, f"learning curves: {', '.join(panels)}")
 
 

@@ -200,6 +200,24 @@ def test_names_are_drawn_as_they_are(tmp_path):
         assert max(len(text) for text in drawn if "LLL" in text) <= 40
 
 
+@pytest.mark.parametrize(("low", "high"), [(1e-3, 5e-3), (1e-5, 1.0), (8.0, 8.0)])
+def test_a_logarithmic_axis_has_a_few_plain_numbers(low, high):
+    chart = charts.plot("rate", "loss", [charts.Series([low, high], [1.0, 2.0], "whole", kind="dots")], "t", log=True)
+    chart.svg()
+    axis = chart.figure.axes[0].xaxis
+    shown = [text for place, text in zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
+             if axis.get_view_interval()[0] <= place <= axis.get_view_interval()[1]]  # fmt: skip
+    assert 1 <= len(shown) <= 7
+    assert all(float(text.get_text()) > 0 for text in shown)
+
+
+def test_what_looks_like_a_drawing_is_a_name():
+    names = ['<b id="9px">', ' clip-path="x"', "#0068b5", "font: 9px y", "-->", "<!-- a -->", "&amp;"]
+    drawn = charts.bars("#1b1f24", dict.fromkeys(names, 1.0)).svg()
+    texts = [element.text for element in ElementTree.fromstring(drawn).iter() if element.tag.endswith("text")]
+    assert [name for name in [*(name.strip() for name in names), "#1b1f24"] if name not in texts] == []
+
+
 def test_a_letter_that_the_usual_font_lacks_is_drawn_by_another_one(tmp_path):
     made = evaluation(np.eye(2, dtype=int), ["⏜⏝", "高"])  # One that a font of Matplotlib's has, and one that none has.
     assert "STIX" in charts.confusion_matrix(made).save(tmp_path / "matrix.svg").read_text()

@@ -337,6 +337,8 @@ def test_the_curves_have_their_checkpoints_and_a_gap_where_there_is_no_number():
     "values", [(1e308, -1e308), (np.inf, 1.0), (np.nan, np.nan), (7.0, 7.0), (1e-9, 5e9), (0.001, 0.0012), ()]
 )
 def test_any_number_can_be_drawn(values):
+    many = charts.Series(range(1000), np.full(1000, values[0] if values else 1.0), "many", kind="dots")
+    assert "</svg>" in charts.plot("x", "y", [many], "any").svg()
     drawn = charts.plot("x", "y", [charts.Series(range(len(values)), values)], "any", reference=[(0, 0), (1, 1)])
     assert "</svg>" in drawn.svg()
 
