@@ -44,22 +44,27 @@ def compare(first: Run, second: Run) -> tuple[dict[str, MetricPair], bool]:
 def with_intervals(comparison: Comparison) -> Comparison:
     """Return a comparison with the interval of each row's headline metric, and of its difference from that of
     ``findings.metric_base``, from the predictions of their first trainings; without them where these are missing."""
-    sides = [_material_of(row) for row in comparison.rows]
-    rows = []
-    for row, side in zip(comparison.rows, sides, strict=True):
-        found = intervals.of_metric(side, side.headline) if side is not None else None
-        known = {f"{TEST}{side.headline}": tuple(found)} if side is not None and found is not None else {}
-        rows.append(row.model_copy(update={"intervals": known}))
+    rows = list(map(_with_interval, comparison.rows))
     base = metric_base(rows)
-    for place, (row, side) in enumerate(zip(rows, sides, strict=True)):
-        if base is None or row is base or not row.intervals or side is None:
-            continue
-        first, (name,) = sides[rows.index(base)], base.intervals
-        if first is not None and name in row.intervals and _same_rows(first, side):
-            difference = _measured(side)[name] - _measured(first)[name]
-            paired = _paired(name.removeprefix(TEST), first, side, difference)
-            rows[place] = row.model_copy(update={"differences": {name: tuple(paired)} if paired else {}})
+    first = _material_of(base) if base is not None else None
+    if base is not None and first is not None:
+        rows = [row if row is base else _with_difference(row, first, *base.intervals) for row in rows]
     return comparison.model_copy(update={"rows": tuple(rows)})
+
+
+def _with_interval(row: ComparisonRow) -> ComparisonRow:
+    side = _material_of(row)
+    found = intervals.of_metric(side, side.headline) if side is not None else None
+    known = {f"{TEST}{side.headline}": tuple(found)} if side is not None and found is not None else {}
+    return row.model_copy(update={"intervals": known})
+
+
+def _with_difference(row: ComparisonRow, first: Material, name: str) -> ComparisonRow:
+    side = _material_of(row) if name in row.intervals else None
+    if side is None or not _same_rows(first, side):
+        return row
+    paired = _paired(name.removeprefix(TEST), first, side, _measured(side)[name] - _measured(first)[name])
+    return row.model_copy(update={"differences": {name: tuple(paired)}}) if paired is not None else row
 
 
 def _material_of(row: ComparisonRow) -> Material | None:
