@@ -130,31 +130,31 @@ def strategies(
 ) -> None:
     """List the strategies and what each offers, with the reasons for what it does not."""
     with command(False):
-        from tasks import config, reports
+        from tasks import config
 
         if json:
-            offers, kinds = reports.offers(), config.strategy_kinds()
+            offered_by, kinds = offers(), config.strategy_kinds()
             offered = {
                 kind: {
                     "backend": section.backend,
                     "loops": section.loops,
-                    "offers": [feature for feature in offers if offers[feature][kind] is None],
-                    "refuses": {feature: by[kind] for feature, by in offers.items() if by[kind] is not None},
+                    "offers": [feature for feature, by in offered_by.items() if by[kind] is None],
+                    "refuses": {feature: by[kind] for feature, by in offered_by.items() if by[kind] is not None},
                 }
                 for kind, section in kinds.items()
             }
             print(dumps(offered))
         elif markdown:
-            print(reports.offers_page(), end="")
+            print(offers_page(), end="")
         else:
             print_strategies()
 
 
 def print_strategies() -> None:
     """Print what each strategy offers, with the reasons for what it does not."""
-    from tasks import config, reports
+    from tasks import config
 
-    rows, reasons = reports.offers_cells()
+    rows, reasons = offers_cells()
     kinds = config.strategy_kinds()
     headings = [kind.replace("_", "_\n") for kind in kinds]
     cells = [(_fold(feature, 22), *marks) for feature, *marks in rows]
@@ -162,6 +162,52 @@ def print_strategies() -> None:
     tables.print_rows(reasons)
     for backend in dict.fromkeys(section.backend for section in kinds.values()):
         print(f"on {backend}: {', '.join(kind for kind in kinds if kinds[kind].backend == backend)}")
+
+
+def offers() -> dict[str, dict[str, str | None]]:
+    """Return by feature and kind of strategy why the strategy does not offer it; None if it does."""
+    from tasks import config
+
+    kinds = config.strategy_kinds()
+    loops = dict.fromkeys(loop for section in kinds.values() for loop in section.loops)
+    table = {
+        f"train.loop={loop}": {
+            kind: None if loop in section.loops else f"its only loop is {' and '.join(section.loops)}"
+            for kind, section in kinds.items()
+        }
+        for loop in loops
+    }
+    for feature in dict.fromkeys(["train.steps_per_execution", *config.FEATURES]):
+        table[feature] = {kind: section.refuses.get(feature) for kind, section in kinds.items()}
+    return table
+
+
+def offers_cells() -> tuple[list[list[str]], dict[str, str]]:
+    """Return one row per feature (its name, then a cell per strategy), and the reasons by the number in a cell."""
+    reasons: dict[str, int] = {}
+    rows = []
+    for feature, by_kind in offers().items():
+        marks = [
+            "yes" if reason is None else f"no ({reasons.setdefault(reason, len(reasons) + 1)})"
+            for reason in by_kind.values()
+        ]
+        rows.append([feature, *marks])
+    return rows, {f"({number})": reason for reason, number in reasons.items()}
+
+
+def offers_page() -> str:
+    """Return the table of docs/strategies.md: what each strategy offers."""
+    from tasks import config
+    from tasks.reports.tables import markdown_table
+
+    rows, reasons = offers_cells()
+    kinds = config.strategy_kinds()
+    header = ["", *(f"`{kind}`" for kind in kinds)]
+    backends = ["Keras backend", *(section.backend for section in kinds.values())]
+    rows = [[f"`{feature}`", *marks] for feature, *marks in rows]
+    lines = [*markdown_table(header, [backends, *rows], num_texts=len(header)), ""]
+    lines += [f"- {number} {reason}" for number, reason in reasons.items()]
+    return "\n".join(lines) + "\n"
 
 
 def _fold(name: str, width: int) -> str:

@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from tasks.records import Comparison, RunSummary, Sweep
 
 MOST_TRIALS = 10
+FOLDED = {
+    "replicas": "repli-\ncas", "examples/s": "examples\n/s", "s per epoch": "s per\nepoch", "speed-up": "speed\nup",
+    "efficiency": "effi.", "total, s": "total\ns", "start-up, s": "start\nup s", "ms a step": "ms a\nstep",
+    "compute": "com-\npute", "collectives": "collec-\ntives", "input wait": "input\nwait", "peak MB": "peak\nMB",
+    "95 % interval": "95 %\ninterval",
+}  # fmt: skip
+"""Headings of a comparison in two short lines, with which its tables fit a terminal of 80 columns."""
 Strategies = Annotated[
     str,
     typer.Option(
@@ -252,13 +259,13 @@ def print_comparison(result: "Comparison") -> None:
     """Print the table that a comparison ends with, in 80 columns."""
     from tasks import reports
 
-    columns, cells = reports.comparison_cells(result, narrow=True)
-    named, figures = ("strategy", "loop"), [column.narrow for column in columns]
-    tables.print_table((*named, *figures), cells, right=figures, bottom=named, gap=1)
-    headings, steps = reports.step_cells(result, narrow=True)
-    if len(headings) > 2:
-        print()
-        tables.print_table(headings, steps, right=headings[2:], bottom=headings, gap=1)
+    for number, table in enumerate((reports.figures_table(result), reports.steps_table(result))):
+        shown = [place for place, heading in enumerate(table.header) if heading != "tracing, s"]  # No room for it.
+        headings = [_folded(table.header[place]) for place in shown]
+        rows = [[row[place] for place in shown] for row in table.rows]
+        if number == 0 or len(shown) > 2:
+            print(end="\n" * number)
+            tables.print_table(headings, rows, right=headings[2:], bottom=headings, gap=1)
     for remark in reports.comparison_remarks(result):
         tables.print_text(remark)
     for sentence in result.finding:
@@ -268,6 +275,10 @@ def print_comparison(result: "Comparison") -> None:
     )
     tables.print_text(f"page: {result.folder}/comparison.html")
     tables.print_text(f"runs: stratagem ui, under the run {result.run_id}")
+
+
+def _folded(heading: str) -> str:
+    return f"test\n{heading[5:8]}." if heading.startswith("test ") else FOLDED.get(heading, heading)
 
 
 def sweep(

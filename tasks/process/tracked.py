@@ -32,7 +32,7 @@ from tasks.records import (
 )
 from tasks.register import How
 from tasks.register import register as register_stage
-from tasks.reports import comparison_html, page, side_by_side
+from tasks.reports import charts, page, side_by_side
 from tasks.runs import lineage, uncommitted
 from tasks.tracking import lifecycle, models, parents
 from tasks.tracking.lifecycle import end_crashed, log_files, set_tags
@@ -258,15 +258,16 @@ def evaluate(
     folder = config.project_root() / run.folder
     headline = HEADLINES[prepared.target.task]
     title = f"{run.name}: test {headline} {result.metrics[f'test/{headline}']:.4f}"
+    drawn = "confusion_matrix.png" if result.confusion_matrix else "predictions.png"
     pictures = [
-        reports.predictions(result, title, folder / "report"),
-        reports.learning_curve(training, title, folder / "report" / "learning_curve.png"),
+        charts.predictions(result).save(folder / "report" / drawn, title),
+        charts.learning_curve(training).save(folder / "report" / "learning_curve.png", title),
     ]
     examples = augmented_examples(settings, prepared)
     if examples is not None:
         path = folder / "report" / "augmented_examples.png"
         title = f"{run.name}: training images and what augmentation makes of them"
-        pictures.append(reports.augmented_examples(examples, settings.input.augmentation, title, path))
+        pictures.append(charts.augmented_examples(examples, settings.input.augmentation).save(path, title))
     log_metrics(run, result.metrics)
     log_files(run, pictures, "evaluation")
     log_files(run, [runs.save_result(run, result)], "evaluation")
@@ -297,26 +298,21 @@ def write_report(settings: config.Settings, *, run: Run, seconds: dict[str, floa
     """Write a run's page into its folder and into MLflow, with the seconds of its stages so far."""
     written = page.write(run, seconds)
     log_metrics(run, written.metrics)
-    pictures = []
-    if written.binned is not None:
-        picture = written.page.with_name("reliability.png")
-        heights = written.binned.accuracy.tolist()
-        pictures.append(reports.reliability(heights, written.binned.means, written.title, picture))
+    pictures = [chart.save(written.page.with_name(name), written.title) for name, chart in written.pictures.items()]
     log_files(run, [written.page, *pictures], "evaluation")
 
 
 def report_comparison(settings: config.Settings, *, run: Run, comparison: Comparison) -> Comparison:
     """Write a comparison's table and pages into its folder and into MLflow; return it with the intervals of its
     measurements and the conclusions from them."""
-    comparison = side_by_side.with_differences(comparison_html.with_intervals(comparison))
-    comparison = reports.concluded(comparison)
+    comparison = reports.concluded(side_by_side.with_intervals(comparison))
     folder = config.project_root() / run.folder
+    html, page = reports.comparison_pages(comparison, folder)
     others = [
         records.save(comparison, folder / "comparison.json"),
         reports.comparison_table(comparison, folder / "comparison.csv"),
-        comparison_html.write(comparison, folder / "comparison.html"),
+        html,
     ]
-    page = reports.comparison_page(comparison, folder / "comparison.md")
     log_comparison(run, comparison, page, others)
     return comparison
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from markupsafe import Markup
-
+from tasks.reports.charts import Chart
+from tasks.reports.tables import markdown_table
+from tasks.system import files
 from tasks.system.errors import printable
-
-Cell: TypeAlias = str | Markup
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Text:
     """A paragraph."""
 
     kind: ClassVar[str] = "text"
-    text: Cell
+    text: str
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TableBlock:
 
     kind: ClassVar[str] = "table"
     header: tuple[str, ...]
-    rows: list[list[Cell]]
+    rows: list[list[str]]
     num_texts: int = 1
     title: str = ""
     folded: bool = False
@@ -34,10 +34,10 @@ class TableBlock:
 
 @dataclass(frozen=True)
 class Figure:
-    """Drawings beside each other, under one another where the page is narrow."""
+    """Charts beside each other, under one another where the page is narrow."""
 
     kind: ClassVar[str] = "figure"
-    drawings: list[Markup]
+    charts: Sequence[Chart]
     caption: str = ""
     wide: bool = False
     """As large as it is drawn, in a box that scrolls."""
@@ -74,6 +74,10 @@ class ReportSection:
     blocks: list[Block] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     """What it measured, for MLflow's table of runs, by name."""
+    brief: dict[str, str] = field(default_factory=dict)
+    """What the first section of the page says of it."""
+    pictures: dict[str, Chart] = field(default_factory=dict)
+    """Its charts that MLflow gets as files, by file name."""
 
     @property
     def anchor(self) -> str:
@@ -81,13 +85,13 @@ class ReportSection:
         return self.title.lower().replace(" ", "-")
 
 
-def facts(rows: dict[str, Cell], title: str = "", folded: bool = False) -> TableBlock:
+def facts(rows: dict[str, str], title: str = "", folded: bool = False) -> TableBlock:
     """Return a table of names and what they are."""
     return TableBlock(("", ""), [[name, value] for name, value in rows.items()], 2, title, folded)
 
 
-def render(title: str, sections: Sequence[ReportSection], partial: str = "") -> str:
-    """Return a page: a title, why it is not whole if it is not, and sections."""
+def write(path: Path, title: str, sections: Sequence[ReportSection], partial: str = "") -> Path:
+    """Write a page: a title, why it is not whole if it is not, and sections. Return where to."""
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(
@@ -97,9 +101,26 @@ def render(title: str, sections: Sequence[ReportSection], partial: str = "") -> 
         lstrip_blocks=True,
         finalize=_written_out,
     )
-    return environment.get_template("report.html.j2").render(title=title, partial=partial, sections=sections)
+    template = environment.get_template("report.html.j2")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.replacing(path) as temporary:
+        temporary.write_text(template.render(title=title, partial=partial, sections=sections), encoding="utf-8")
+    return path
 
 
 def _written_out(value: Any) -> Any:
     """Return a text or markup in which a character that a browser obeys instead of showing it is written out."""
     return type(value)(printable(value, keep="\n")) if isinstance(value, str) else value
+
+
+def as_markdown(title: str, sections: Sequence[ReportSection]) -> str:
+    """Return the texts and tables of a page as Markdown."""
+    lines = [f"# {title}", ""]
+    for section in sections:
+        lines += [f"## {section.title}", ""]
+        for block in section.blocks:
+            if isinstance(block, Text):
+                lines += [block.text, ""]
+            elif isinstance(block, TableBlock):
+                lines += [*markdown_table(block.header, block.rows, block.num_texts), ""]
+    return "\n".join(lines)

@@ -5,12 +5,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from markupsafe import escape
-
 from tasks import config
 from tasks.records import PreparedDataset
-from tasks.reports import svg
-from tasks.reports.blocks import Block, Cell, Figure, Picture, Pictures, ReportSection, TableBlock, Text, facts
+from tasks.reports import charts
+from tasks.reports.blocks import Block, Figure, Picture, Pictures, ReportSection, TableBlock, Text, facts
 from tasks.reports.material import Material, layers
 from tasks.reports.tables import describe_columns
 from tasks.system.errors import UserError
@@ -27,7 +25,7 @@ def origin(material: Material) -> ReportSection:
     run, training = material.run, material.training
     lineage, settings = run.lineage, run.settings
     package = {"code": f"stratagem {lineage.package_version}"} if lineage.package_version else {}
-    rows: dict[str, Cell] = {
+    rows = {
         "dataset": str(settings["dataset"]["name"]),
         "data version": lineage.data_version or "not under DVC",
         "git commit": f"{lineage.git_commit or 'none'}{' with changes' if lineage.git_dirty else ''}",
@@ -56,19 +54,21 @@ def origin(material: Material) -> ReportSection:
         rows["champion"] = registered.judgement.told if registered.judgement is not None else ""
         rows["notes"] = "; ".join(registered.notes)
     rows |= {"run": run.run_id, "experiment": run.experiment}
-    blocks: list[Block] = [facts({name: escape(str(value)) for name, value in rows.items() if value})]
-    return ReportSection("Model, data and settings", [*blocks, *_settings(settings)])
+    blocks: list[Block] = [facts({name: str(value) for name, value in rows.items() if value})]
+    judged = {name: rows[name] for name in ("champion", "registered") if rows.get(name)}
+    brief = dict(list(judged.items())[:1]) or {"champion": "not judged: the run registered no model yet"}
+    return ReportSection("Model, data and settings", [*blocks, *_settings(settings)], brief=brief)
 
 
 def _settings(settings: dict[str, Any]) -> list[Block]:
     own = config.flat(settings)
-    every: list[list[Cell]] = [[key, _written(value)] for key, value in sorted(own.items())]
+    every = [[key, _written(value)] for key, value in sorted(own.items())]
     folded = TableBlock(("setting", "value"), every, 2, f"All {len(every)} settings", folded=True)
     try:
         defaults = config.load().flat()
     except UserError:
         return [Text("params.yaml cannot be read now, so nothing is said of what differs from it."), folded]
-    rows: list[list[Cell]] = [
+    rows = [
         [key, _written(value), _written(defaults[key]) if key in defaults else "-"]
         for key, value in sorted(own.items())
         if value != defaults.get(key)
@@ -84,9 +84,9 @@ def _optimizer(kind: str, class_name: str) -> str:
     return kind if class_name.lower() == kind else f"{kind} ({class_name})"
 
 
-def _written(value: Any) -> Cell:
+def _written(value: Any) -> str:
     """Return a setting as it is written in params.yaml: null, true, 0.1, or a text."""
-    return escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def time(material: Material) -> ReportSection | None:
@@ -100,9 +100,9 @@ def time(material: Material) -> ReportSection | None:
             parts["the rest"] = round(rest, 3)
         title = "Seconds by stage" + (f", {total:,.1f} in all" if total is not None else "")
         told = "The rest is the command's start and end, and what Prefect and DVC take." if "the rest" in parts else ""
-        blocks.append(Figure([svg.bars(title, parts, ",.2f")], told))
+        blocks.append(Figure([charts.bars(title, parts, ",.2f")], told))
     if training is not None:
-        rows: dict[str, Cell] = {"preparing the training: model, input, checkpoint": f"{training.setup_seconds:,.2f} s"}
+        rows = {"preparing the training: model, input, checkpoint": f"{training.setup_seconds:,.2f} s"}
         if training.first_call_seconds is not None:
             rows["first training step, which traces and compiles"] = f"{training.first_call_seconds:,.2f} s"
         if training.epoch_seconds:
@@ -129,10 +129,10 @@ def data(material: Material) -> ReportSection:
     prepared = material.prepared
     if prepared is None:
         return ReportSection("Data", [Text("The prepared data are not here any more.")])
-    facts_of: dict[str, Cell] = {
+    facts_of = {
         "kind": f"{prepared.kind}, version {prepared.version}",
         "task": f"{prepared.target.task}, {_outputs(prepared)}",
-        "licence": escape(prepared.licence or "not known"),
+        "licence": prepared.licence or "not known",
     }
     if prepared.held_out is not None:
         held = prepared.held_out
@@ -159,7 +159,7 @@ def _outputs(prepared: PreparedDataset) -> str:
 def _splits(prepared: PreparedDataset) -> TableBlock:
     what = "label" if prepared.target.task == "multilabel" else "class"
     ends = [f"smallest {what}", f"largest {what}"] if prepared.target.class_names else []
-    rows: list[list[Cell]] = []
+    rows: list[list[str]] = []
     for name, split in prepared.splits.items():
         counts = split.class_counts
         known = [f"{min(counts):,}", f"{max(counts):,}"] if counts else ["-", "-"]
@@ -171,12 +171,12 @@ def _columns(prepared: PreparedDataset) -> TableBlock:
     """Return kind, statistics in the training split, and number of missing values of each input."""
     kinds = {name: feature for name, feature in prepared.features.items() if not feature.columns}
     is_any_missing = any(split.num_missing for split in prepared.splits.values())
-    rows: list[list[Cell]] = []
+    rows: list[list[str]] = []
     for name, feature in prepared.features.items():
         for column, kind, told in describe_columns(name, feature):
             shape = f" {' x '.join(map(str, feature.shape))}" if name in kinds else ""
             missing = [f"{split.num_missing.get(column, 0):,}" for split in prepared.splits.values()]
-            rows.append([escape(column), f"{kind}{shape}", told or "-", *(missing if is_any_missing else [])])
+            rows.append([column, f"{kind}{shape}", told or "-", *(missing if is_any_missing else [])])
     header = ("input", "kind", "in the training split")
     more = [f"missing in {split}" for split in prepared.splits] if is_any_missing else []
     return TableBlock((*header, *more), rows, 3, f"Inputs: {len(rows):,}", folded=len(rows) > BARS)
@@ -185,8 +185,8 @@ def _columns(prepared: PreparedDataset) -> TableBlock:
 def _counts(counts: Mapping[str, int], what: str) -> Block:
     ordered = dict(sorted(counts.items(), key=lambda item: -item[1]))
     if len(ordered) <= BARS:
-        return Figure([svg.bars(f"Training examples by {what}", ordered)])
-    rows: list[list[Cell]] = [[escape(name), f"{count:,}"] for name, count in ordered.items()]
+        return Figure([charts.bars(f"Training examples by {what}", ordered)])
+    rows = [[name, f"{count:,}"] for name, count in ordered.items()]
     return TableBlock((what, "examples"), rows, title=f"Training examples by {what}, of {len(rows):,}", folded=True)
 
 
@@ -196,13 +196,13 @@ def model(material: Material) -> ReportSection | None:
     if training is None:
         return None
     found = layers(material)
-    rows: list[list[Cell]] = [[escape(name), kind, f"{size:,}"] for name, kind, size in found]
+    rows = [[name, kind, f"{size:,}"] for name, kind, size in found]
     told = f"{training.num_parameters:,} parameters, with those that are not trained."
     blocks: list[Block] = [Text(told)]
     if rows:
         title = f"{len(rows)} layers that have parameters"
         blocks.append(TableBlock(("layer", "kind", "parameters"), rows, 2, title, folded=len(rows) > BARS))
-    rows_of: dict[str, Cell] = {"model": training.final_model, "sha256 of its weights": training.weights_digest}
+    rows_of = {"model": training.final_model, "sha256 of its weights": training.weights_digest}
     if training.best_model != training.final_model:
         rows_of["model of the best checkpoint"] = training.best_model
     return ReportSection("Model", [*blocks, facts(rows_of)])
@@ -223,13 +223,11 @@ def card(material: Material) -> ReportSection:
     settings, evaluation = material.run.settings, material.evaluation
     initial = settings["model"].get("initial")
     beginning = f"the weights of {initial}" if initial else "random weights"
-    rows: dict[str, Cell] = {
-        "intended use": escape(use),
-        "model": escape(f"{settings['model']['name']}, trained from {beginning}"),
-        "training data": escape(
-            f"{settings['dataset']['name']}, version {material.run.lineage.data_version or 'not known'}"
-        ),
-        "licence of the data": escape((material.prepared.licence if material.prepared else None) or "not known"),
+    rows = {
+        "intended use": use,
+        "model": f"{settings['model']['name']}, trained from {beginning}",
+        "training data": f"{settings['dataset']['name']}, version {material.run.lineage.data_version or 'not known'}",
+        "licence of the data": (material.prepared.licence if material.prepared else None) or "not known",
     }
     if evaluation is not None:
         name = f"test/{material.headline}"

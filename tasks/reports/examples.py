@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from markupsafe import escape
 
 from tasks.evaluation import slices as evaluation_slices
 from tasks.evaluation.evidence import Interval
 from tasks.evaluation.slices import FEWEST, MEASURES, Slice, TestExamples, day, is_image
-from tasks.reports import intervals, svg
-from tasks.reports.blocks import Block, Cell, Picture, Pictures, ReportSection, TableBlock, Text
+from tasks.reports import charts, intervals
+from tasks.reports.blocks import Block, Picture, Pictures, ReportSection, TableBlock, Text
 from tasks.reports.material import Material
 
 SHOWN = 24
@@ -39,6 +38,16 @@ def mistakes(material: Material) -> ReportSection | None:
     rows, told = _worst(material)
     if not len(rows):
         return ReportSection(title, [Text("There is none: every test example is right.")])
+    brief = {}
+    if material.task == "regression":
+        brief = {
+            "largest error": f"test example {rows[0]}: {told[int(rows[0])][1]}, and {told[int(rows[0])][0]} is true"
+        }
+    elif material.task == "multilabel":
+        labels, outputs = material.predicted
+        wrong = ((outputs > 0) != (labels == 1)).sum(axis=0)
+        name = material.class_names[int(wrong.argmax())]
+        brief = {"most frequent mistake": f"the label {name}: wrong for {wrong.max():,} of {len(labels):,} examples"}
     blocks: list[Block] = []
     features = material.test.prepared.features
     for name, feature in features.items():
@@ -52,7 +61,7 @@ def mistakes(material: Material) -> ReportSection | None:
             f"was given, up to {COLUMNS} columns of a kind"
         )
         blocks.append(TableBlock(header, lines, len(header), meaning))
-    return ReportSection(title, blocks)
+    return ReportSection(title, blocks, brief=brief)
 
 
 def _worst(material: Material) -> tuple[npt.NDArray[np.int64], dict[int, tuple[str, str]]]:
@@ -109,20 +118,20 @@ def data_uri(pixels: npt.NDArray[np.uint8]) -> str:
 
 def _rows(
     test: TestExamples, rows: npt.NDArray[np.int64], told: dict[int, tuple[str, str]]
-) -> tuple[tuple[str, ...], list[list[Cell]]]:
+) -> tuple[tuple[str, ...], list[list[str]]]:
     """Return header and lines of a table of examples: true value, predicted value, and features."""
     names: list[str] = []
-    lines: list[list[Cell]] = [[escape(f"{row}"), *map(escape, told[int(row)])] for row in rows]
+    lines = [[f"{row}", *told[int(row)]] for row in rows]
     for name, feature in test.prepared.features.items():
         if feature.kind == "text":
             names.append(name)
             for line, row in zip(lines, rows, strict=True):
-                line.append(escape(text_of(test, name, row)))
+                line.append(text_of(test, name, row))
         elif feature.kind in ("number", "category") and len(feature.shape) == 1:
             for place, (column, first, _) in enumerate(test.columns(name)[:COLUMNS]):
                 names.append(column)
                 for line, row in zip(lines, rows, strict=True):
-                    line.append(escape(_value(test, name, place, test.arrays[name][row, first])))
+                    line.append(_value(test, name, place, test.arrays[name][row, first]))
     return ("row", "true", "predicted", *names), lines
 
 
@@ -159,7 +168,8 @@ def slices(material: Material) -> ReportSection | None:
     overall = float(scores.mean())
     interval_of = intervals.of_share if material.task == "classification" else intervals.of_scores
     measured = [(one, float(scores[one.rows].mean()), interval_of(scores[one.rows])) for one in found[:MAX_SLICES]]
-    ends = svg.limits([overall, *(end for _, _, interval in measured for end in interval)])
+    every = [overall, *(end for _, _, interval in measured for end in interval)]
+    ends = min(every), max(every)
     rows = [_slice_row(one, mean, interval, overall, ends) for one, mean, interval in measured]
     header = ("slice", "examples", MEASURES[material.task], "95 % interval", "drawn")
     title = f"The worst first. Dashed: all test examples, {overall:.4f}"
@@ -175,12 +185,14 @@ def slices(material: Material) -> ReportSection | None:
         "dashed line is no finding."
     )
     blocks.append(Text(said + (f" Not listed: {' and '.join(left_out)}." if left_out else "")))
-    return ReportSection("Slices", blocks)
+    name, count, value, interval, _ = rows[0]
+    sure = f"{value} (95 % interval: {interval}) on {count} examples, {overall:.4f} on all"
+    return ReportSection("Slices", blocks, brief={"worst slice": f"{name}: {MEASURES[material.task]} {sure}"})
 
 
-def _slice_row(one: Slice, mean: float, interval: Interval, overall: float, ends: tuple[float, float]) -> list[Cell]:
-    drawn = svg.interval(interval.low, mean, interval.high, overall, ends)
+def _slice_row(one: Slice, mean: float, interval: Interval, overall: float, ends: tuple[float, float]) -> list[str]:
+    drawn = charts.span(interval.low, mean, interval.high, overall, ends)
     return [
-        escape(one.shown), f"{int(one.rows.sum()):,}", f"{mean:.4f}",
+        one.shown, f"{int(one.rows.sum()):,}", f"{mean:.4f}",
         f"{interval.low:.4f} to {interval.high:.4f}", drawn,
     ]  # fmt: skip

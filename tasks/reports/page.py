@@ -4,16 +4,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.evaluation.predictions import Bins
 from tasks.records import Run
 from tasks.reports import blocks, contents, examples, results
 from tasks.reports.blocks import ReportSection
+from tasks.reports.charts import Chart
 from tasks.reports.material import Material, load
-from tasks.system import files
 
 SECTIONS: tuple[Callable[[Material], ReportSection | None], ...] = (
-    contents.origin,
     results.headline,
+    contents.origin,
     results.curves,
     results.by_class,
     results.confusion,
@@ -27,7 +26,7 @@ SECTIONS: tuple[Callable[[Material], ReportSection | None], ...] = (
     contents.model,
     contents.card,
 )
-"""In the order of the page; each returns None if it has nothing to say about a run."""
+"""In the order of the page, after what it says in short; each returns None if it has nothing to say about a run."""
 ENDED = ("FAILED", "KILLED")
 
 
@@ -37,8 +36,8 @@ class Written(NamedTuple):
     page: Path
     title: str
     metrics: dict[str, float]
-    binned: Bins | None
-    """The predictions by confidence."""
+    pictures: dict[str, Chart]
+    """By file name."""
 
 
 def write(run: Run, seconds: Mapping[str, float] | None = None) -> Written:
@@ -54,12 +53,13 @@ def write(run: Run, seconds: Mapping[str, float] | None = None) -> Written:
     """
     material = load(run, seconds)
     sections = [section for make in SECTIONS if (section := make(material)) is not None]
+    brief = {name: told for section in sections for name, told in section.brief.items()}
+    in_short = ReportSection("In short", [blocks.facts(brief)])
     path = material.folder / "report" / "report.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with files.replacing(path) as temporary:
-        temporary.write_text(blocks.render(_title(material), sections, partial(material)), encoding="utf-8")
+    blocks.write(path, _title(material), [in_short, *sections], partial(material))
     metrics = {name: value for section in sections for name, value in section.metrics.items()}
-    return Written(path, _title(material), metrics, material.binned)
+    pictures = {name: chart for section in sections for name, chart in section.pictures.items()}
+    return Written(path, _title(material), metrics, pictures)
 
 
 def _title(material: Material) -> str:

@@ -10,10 +10,11 @@ import numpy as np
 
 from tasks import runs
 from tasks.evaluation import evidence
-from tasks.records import Comparison, MetricPair, Run, RunDifference
+from tasks.records import Comparison, ComparisonRow, MetricPair, Run, RunDifference
 from tasks.reports import intervals, material
 from tasks.reports.findings import metric_base
 from tasks.reports.material import Material
+from tasks.system.errors import UserError
 
 TEST = "test/"
 
@@ -40,23 +41,40 @@ def compare(first: Run, second: Run) -> tuple[dict[str, MetricPair], bool]:
     return {name: _pair(name, sides, [metrics.get(name) for metrics in measured], same) for name in names}, same
 
 
-def with_differences(comparison: Comparison) -> Comparison:
-    """Return a comparison with the interval of how much each row's headline metric differs from that of
-    ``findings.metric_base``, from the predictions of their first trainings; without one where these are missing."""
-    base = metric_base(comparison.rows)
-    if base is None or base.run_id is None:
-        return comparison
-    (name,), first = base.intervals, material.load(runs.find_run(base.run_id))
-    rows = []
-    for row in comparison.rows:
-        if row is not base and row.run_id is not None and name in row.intervals:
-            second = material.load(runs.find_run(row.run_id))
-            before, after = (_measured(one).get(name) for one in (first, second))
-            if before is not None and after is not None and _same_rows(first, second):
-                paired = _paired(name.removeprefix(TEST), first, second, after - before)
-                row = row.model_copy(update={"differences": {name: (paired.low, paired.high)} if paired else {}})
-        rows.append(row)
+def with_intervals(comparison: Comparison) -> Comparison:
+    """Return a comparison with the interval of each row's headline metric, and of its difference from that of
+    ``findings.metric_base``, from the predictions of their first trainings; without them where these are missing."""
+    rows = list(map(_with_interval, comparison.rows))
+    base = metric_base(rows)
+    first = _material_of(base) if base is not None else None
+    if base is not None and first is not None:
+        rows = [row if row is base else _with_difference(row, first, *base.intervals) for row in rows]
     return comparison.model_copy(update={"rows": tuple(rows)})
+
+
+def _with_interval(row: ComparisonRow) -> ComparisonRow:
+    side = _material_of(row)
+    found = intervals.of_metric(side, side.headline) if side is not None else None
+    known = {f"{TEST}{side.headline}": tuple(found)} if side is not None and found is not None else {}
+    return row.model_copy(update={"intervals": known})
+
+
+def _with_difference(row: ComparisonRow, first: Material, name: str) -> ComparisonRow:
+    side = _material_of(row) if name in row.intervals else None
+    if side is None or not _same_rows(first, side):
+        return row
+    paired = _paired(name.removeprefix(TEST), first, side, _measured(side)[name] - _measured(first)[name])
+    return row.model_copy(update={"differences": {name: tuple(paired)}}) if paired is not None else row
+
+
+def _material_of(row: ComparisonRow) -> Material | None:
+    """Return what there is of the first training of a row that worked."""
+    if row.reason is not None or row.run_id is None:
+        return None
+    try:
+        return material.load(runs.find_run(row.run_id))
+    except UserError:  # A record of it cannot be read; the figures stand without it.
+        return None
 
 
 def _measured(one: Material) -> dict[str, float]:

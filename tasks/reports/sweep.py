@@ -1,26 +1,23 @@
 """A sweep in a terminal, as a file, and as a page: what was tried, what it gave, and what became of the best."""
 
+import itertools
 import json
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup, escape
-
 from tasks.records import Sweep, Trial
-from tasks.reports import svg
-from tasks.reports.blocks import Block, Cell, Figure, ReportSection, TableBlock, Text, facts, render
+from tasks.reports import charts
+from tasks.reports.blocks import Block, Figure, ReportSection, TableBlock, Text, facts, write
+from tasks.reports.charts import Chart, Series
 from tasks.reports.tables import write_csv
-from tasks.system import files
 
 MOST_TRIALS = 20
 """Trials that are shown unfolded."""
 MOST_CURVES = 200
-COLOURS = "Blue: trained to its end. Orange: pruned, drawn where it ended. Green: the best."
-MOST_NAMES = 8
-"""The most choices whose names fit along an axis."""
+STATES = {"complete": ("whole", 0), "pruned": ("pruned", 1), "best": ("best", 2)}
+"""The label and the colour of the trials that are drawn."""
 
 
 def text_of(value: Any) -> str:
@@ -104,12 +101,10 @@ def sweep_page(sweep: Sweep, path: Path) -> Path:
     if best is not None:
         title += f": {sweep.plan.metric} {best.value:.4f}"
     partial = "" if sweep.final is not None else "Partial: the best trial was not trained again on all examples yet."
-    drawings = [_slice(sweep, key, one) for key, one in sweep.plan.space["space"].items()]
-    slices = ReportSection("The values by each parameter", [Figure(drawings, COLOURS)])
+    by_parameter = [_slice(sweep, key, one) for key, one in sweep.plan.space["space"].items()]
+    slices = ReportSection("The values by each parameter", [Figure(by_parameter)])
     sections = [_outcome(sweep), _progress(sweep), _importance(sweep), slices, _trials(sweep), _space(sweep)]
-    with files.replacing(path) as temporary:
-        temporary.write_text(render(title, [one for one in sections if one is not None], partial), encoding="utf-8")
-    return path
+    return write(path, title, [one for one in sections if one is not None], partial)
 
 
 def _best(sweep: Sweep) -> Trial | None:
@@ -120,9 +115,9 @@ def _outcome(sweep: Sweep) -> ReportSection:
     best = _best(sweep)
     if best is None:
         return ReportSection("What was found", [Text("No trial was trained to its end.")])
-    rows: dict[str, Cell] = {
+    rows = {
         "best": f"trial {best.number} of {len(sweep.trials)}, {sweep.plan.metric} {best.value:.4f}",
-        **{key: escape(text_of(value)) for key, value in best.params.items()},
+        **{key: text_of(value) for key, value in best.params.items()},
         "run": best.run_id or "-",
     }
     blocks: list[Block] = [facts(rows)]
@@ -144,9 +139,9 @@ def _outcome(sweep: Sweep) -> ReportSection:
                 {
                     **{name: f"{value:.4f}" for name, value in final.metrics.items()},
                     "trained": f"{final.epochs} epochs, {final.steps:,} steps",
-                    "what differs": escape(", ".join(f"{k}={text_of(v)}" for k, v in changed.items())),
-                    "model": escape(model if final.model_version else f"not registered: {final.reason}"),
-                    "champion": escape(final.judgement.told if final.judgement else "-"),
+                    "what differs": ", ".join(f"{k}={text_of(v)}" for k, v in changed.items()),
+                    "model": model if final.model_version else f"not registered: {final.reason}",
+                    "champion": final.judgement.told if final.judgement else "-",
                     "run": final.run_id,
                     "report": f"mlruns/runs/{final.run_id}/report/report.html",
                 },
@@ -158,94 +153,77 @@ def _outcome(sweep: Sweep) -> ReportSection:
     return ReportSection("What was found", blocks)
 
 
+def _dots(sweep: Sweep, place_of: Callable[[Trial], float]) -> list[Series]:
+    """Return the values of the trials that have one, each at its place."""
+    shown = [one for one in sweep.trials if one.state in STATES and one.value is not None]
+    dots = []
+    for state, (label, colour) in STATES.items():
+        own = [one for one in shown if (one.number == sweep.best if state == "best" else one.state == state)]
+        values = [one.value for one in own if one.value is not None]
+        dots.append(Series([place_of(one) for one in own], values, label, colour, "dots"))
+    return dots
+
+
 def _progress(sweep: Sweep) -> ReportSection:
     """Return the values in the order of the trials with the best so far, and each trial's curve."""
-    better = min if sweep.plan.lower_is_better else max
+    better, metric = (min if sweep.plan.lower_is_better else max), sweep.plan.metric
     whole = [(one.number, one.value) for one in sweep.trials if one.state == "complete" and one.value is not None]
-    pruned = [(one.number, one.value) for one in sweep.trials if one.state == "pruned" and one.value is not None]
-    so_far: list[tuple[float, float]] = []
-    for number, value in whole:
-        so_far.append((number, better(value, so_far[-1][1]) if so_far else value))
-    shown = [*whole, *pruned]
-    frame = svg.Frame(
-        (0, max(len(sweep.trials) - 1, 1)), svg.limits(value for _, value in shown), "trial", sweep.plan.metric, True
-    )
-    frame.line(so_far, "c2")
-    frame.dots(whole, "c0")
-    frame.dots(pruned, "c1")
-    frame.legend(["whole", "pruned", "best"])
-    drawings = [frame.drawing(f"{sweep.plan.metric} of {len(shown)} trials, {len(pruned)} of them pruned")]
-    curves = [one for one in sweep.trials if one.values and one.same_as is None][:MOST_CURVES]
-    if curves:
-        most = max(len(one.values) for one in curves)
-        ends = svg.limits(value for one in curves for value in one.values)
-        frame = svg.Frame((1, max(most, 2)), ends, "epoch", sweep.plan.metric, True)
-        for one in curves:
-            colour = "c2" if one.number == sweep.best else "c1" if one.state == "pruned" else "c0"
-            frame.line(list(enumerate(one.values, start=1)), colour, dots=len(one.values) == 1)
-        frame.legend(["whole", "pruned", "best"])
-        drawings.append(frame.drawing(f"{sweep.plan.metric} after each epoch of {len(curves)} trials"))
-    return ReportSection("Trials as they came", [Figure(drawings, COLOURS)])
+    best = list(itertools.accumulate((value for _, value in whole), better))
+    so_far = Series([number for number, _ in whole], best, "best so far", 3, "line")
+    dots = _dots(sweep, lambda one: one.number)
+    pruned, shown = len(dots[1].x), len(dots[0].x) + len(dots[1].x)
+    alt = f"{metric} of {shown} trials, {pruned} of them pruned"
+    drawn = [charts.plot("trial", metric, [so_far, *dots], alt, whole=True)]
+    trials = [one for one in sweep.trials if one.values and one.same_as is None][:MOST_CURVES]
+    lines = []
+    for one in trials:
+        label, colour = STATES["best" if one.number == sweep.best else one.state if one.state in STATES else "complete"]
+        lines.append(Series(range(1, len(one.values) + 1), one.values, label, colour, "line"))
+    if lines:
+        alt = f"{metric} after each epoch of {len(lines)} trials"
+        drawn.append(charts.plot("epoch", metric, lines, alt, whole=True))
+    told = "A whole trial was trained to its end; a pruned one is drawn where it ended."
+    return ReportSection("Trials as they came", [Figure(drawn, told)])
 
 
 def _importance(sweep: Sweep) -> ReportSection | None:
     if not sweep.importance:
         return None
     shown = {key.rpartition(".")[2]: share for key, share in sweep.importance.items()}
-    drawing = svg.bars(f"share of the differences in {sweep.plan.metric}", shown, ".0%")
+    drawn = charts.bars(f"share of the differences in {sweep.plan.metric}", shown, ".0%")
     told = (
         "What part of the differences between whole trials each parameter explains, all over its range (fANOVA; "
         "Hutter et al., 2014), by a forest that was fitted to them. Of few trials it is a rough guess."
     )
-    return ReportSection("Which parameter matters", [Figure([drawing], told)])
+    return ReportSection("Which parameter matters", [Figure([drawn], told)])
 
 
-def _slice(sweep: Sweep, key: str, parameter: Any) -> Markup:
+def _slice(sweep: Sweep, key: str, parameter: Any) -> Chart:
     """Draw the value of each trial over what it had for a parameter."""
-    shown = [one for one in sweep.trials if one.value is not None and one.state in ("complete", "pruned")]
-    ends = svg.limits(one.value for one in shown if one.value is not None)
-    name = key.rpartition(".")[2]
+    name, metric = key.rpartition(".")[2], sweep.plan.metric
+
+    def draw(place_of: Callable[[Trial], float], **options: Any) -> Chart:
+        dots = _dots(sweep, place_of)
+        alt = f"{metric} by {key} of {len(dots[0].x) + len(dots[1].x)} trials"
+        return charts.plot(name, metric, dots, alt, **options)
+
     if isinstance(parameter, dict):
-        log, whole = (
-            bool(parameter.get("log")),
-            isinstance(parameter["low"], int) and isinstance(parameter["high"], int),
-        )
-        low, high = (math.log10(float(parameter[end])) if log else float(parameter[end]) for end in ("low", "high"))
-        label = f"log10 of {name}" if log else name
-        frame = svg.Frame((low, high), ends, label, sweep.plan.metric, whole and not log)
-        places = {one.number: math.log10(one.params[key]) if log else float(one.params[key]) for one in shown}
-    elif all(isinstance(choice, int | float) and not isinstance(choice, bool) for choice in parameter):
-        frame = svg.Frame((min(parameter), max(parameter)), ends, name, sweep.plan.metric)
-        places = {one.number: float(one.params[key]) for one in shown}
-    else:
-        names = list(map(text_of, parameter))
-        ends_of = (-0.5, len(parameter) - 0.5)
-        if len(names) <= MOST_NAMES and len(set(svg.along_axis(names))) == len(names):
-            frame = svg.Frame(ends_of, ends, name, sweep.plan.metric, names=names)
-        else:
-            label = f"{name}: {svg.short(', '.join(names), 48)}"
-            frame = svg.Frame(ends_of, ends, label, sweep.plan.metric, True)
-        places = {one.number: float(parameter.index(one.params[key])) for one in shown}
-    for state, colour in (("pruned", "c1"), ("complete", "c0")):
-        frame.dots([(places[one.number], one.value or 0.0) for one in shown if one.state == state], colour)
-    frame.dots([(places[one.number], one.value or 0.0) for one in shown if one.number == sweep.best], "c2")
-    return frame.drawing(f"{sweep.plan.metric} by {key} of {len(shown)} trials")
+        whole = isinstance(parameter["low"], int) and isinstance(parameter["high"], int)
+        return draw(lambda one: float(one.params[key]), log=bool(parameter.get("log")), whole=whole)
+    if all(isinstance(choice, int | float) and not isinstance(choice, bool) for choice in parameter):
+        return draw(lambda one: float(one.params[key]))
+    return draw(lambda one: parameter.index(one.params[key]), names=list(map(text_of, parameter)))
 
 
 def _trials(sweep: Sweep) -> ReportSection:
     keys, rows = sweep_cells(sweep, ranked(sweep))
     header = ["seconds" if name == "s" else name for name in short_names(keys)]
-    cells: list[list[Cell]] = [[escape(text) for text in row] for row in rows]
-    blocks: list[Block] = [TableBlock(tuple(header), cells[:MOST_TRIALS], 2)]
-    if len(cells) > MOST_TRIALS:
-        blocks.append(
-            TableBlock(tuple(header), cells[MOST_TRIALS:], 2, f"{len(cells) - MOST_TRIALS} more", folded=True)
-        )
+    blocks: list[Block] = [TableBlock(tuple(header), rows[:MOST_TRIALS], 2)]
+    if len(rows) > MOST_TRIALS:
+        blocks.append(TableBlock(tuple(header), rows[MOST_TRIALS:], 2, f"{len(rows) - MOST_TRIALS} more", folded=True))
     if any(one.same_as is not None for one in sweep.trials):
         blocks.append(Text("A trial that is the same as an earlier one has its values, and was not trained again."))
-    failed: dict[str, Cell] = {
-        f"trial {one.number}": escape(one.reason or "") for one in sweep.trials if one.state == "failed"
-    }
+    failed = {f"trial {one.number}": one.reason or "" for one in sweep.trials if one.state == "failed"}
     if failed:
         blocks.append(facts(failed, title="Why trials failed"))
     return ReportSection("All trials, the best first", blocks)
@@ -253,13 +231,13 @@ def _trials(sweep: Sweep) -> ReportSection:
 
 def _space(sweep: Sweep) -> ReportSection:
     plan = sweep.plan
-    rows: dict[str, Cell] = {key: escape(text_of(one)) for key, one in plan.space["space"].items()}
-    same: dict[str, Cell] = {key: escape(text_of(one)) for key, one in plan.space["set"].items()}
-    how: dict[str, Cell] = {
-        "recipe": escape(plan.space["recipe"] or "params.yaml"),
+    rows = {key: text_of(one) for key, one in plan.space["space"].items()}
+    same = {key: text_of(one) for key, one in plan.space["set"].items()}
+    how = {
+        "recipe": plan.space["recipe"] or "params.yaml",
         "metric": f"{plan.metric}, {'lower' if plan.lower_is_better else 'higher'} is better",
         "sampler": f"{plan.sampler}, seed {plan.space['seed']}",
-        "pruner": escape(text_of(plan.space["pruner"])),
+        "pruner": text_of(plan.space["pruner"]),
         "side by side": str(plan.parallel),
         "data version": sweep.data_version or "not under DVC",
         "commit": sweep.git_commit or "-",

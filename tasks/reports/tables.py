@@ -5,7 +5,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks import config
 from tasks.records import EvaluationResult, Feature, TrainingResult
 
 MAX_MOMENTS = 4
@@ -89,44 +88,3 @@ def moments(means: Sequence[float], deviations: Sequence[float]) -> str:
     if not 0 < len(means) <= MAX_MOMENTS:
         return ""
     return f"mean {' '.join(f'{one:.4g}' for one in means)}, deviation {' '.join(f'{one:.4g}' for one in deviations)}"
-
-
-def offers() -> dict[str, dict[str, str | None]]:
-    """Return by feature and kind of strategy why the strategy does not offer it; None if it does."""
-    kinds = config.strategy_kinds()
-    loops = dict.fromkeys(loop for section in kinds.values() for loop in section.loops)
-    table = {
-        f"train.loop={loop}": {
-            kind: None if loop in section.loops else f"its only loop is {' and '.join(section.loops)}"
-            for kind, section in kinds.items()
-        }
-        for loop in loops
-    }
-    for feature in dict.fromkeys(["train.steps_per_execution", *config.FEATURES]):
-        table[feature] = {kind: section.refuses.get(feature) for kind, section in kinds.items()}
-    return table
-
-
-def offers_cells() -> tuple[list[list[str]], dict[str, str]]:
-    """Return one row per feature (its name, then a cell per strategy), and the reasons by the number in a cell."""
-    reasons: dict[str, int] = {}
-    rows = []
-    for feature, by_kind in offers().items():
-        marks = [
-            "yes" if reason is None else f"no ({reasons.setdefault(reason, len(reasons) + 1)})"
-            for reason in by_kind.values()
-        ]
-        rows.append([feature, *marks])
-    return rows, {f"({number})": reason for reason, number in reasons.items()}
-
-
-def offers_page() -> str:
-    """Return the table of docs/strategies.md: what each strategy offers."""
-    rows, reasons = offers_cells()
-    kinds = config.strategy_kinds()
-    header = ["", *(f"`{kind}`" for kind in kinds)]
-    backends = ["Keras backend", *(section.backend for section in kinds.values())]
-    rows = [[f"`{feature}`", *marks] for feature, *marks in rows]
-    lines = [*markdown_table(header, [backends, *rows], num_texts=len(header)), ""]
-    lines += [f"- {number} {reason}" for number, reason in reasons.items()]
-    return "\n".join(lines) + "\n"

@@ -103,8 +103,8 @@ def look_at(shown, file: Path, width: int) -> None:
         assert shown.run("document.querySelectorAll('svg:not([role=img][aria-label])').length") == 0
         assert shown.run("[...document.querySelectorAll('th')].filter(one => !one.innerText.trim()).length") == 0
         beside = shown.run(
-            "[...document.querySelectorAll('svg')].flatMap(one => [...one.querySelectorAll('text, rect, path')].filter("
-            "part => {const outer = one.getBoundingClientRect(), inner = part.getBoundingClientRect();"
+            "[...document.querySelectorAll('svg')].flatMap(one => [...one.querySelectorAll('text, use, g > path')]"
+            ".filter(part => {const outer = one.getBoundingClientRect(), inner = part.getBoundingClientRect();"
             "  return inner.left < outer.left - 1 || inner.right > outer.right + 1 || inner.bottom > outer.bottom + 1"
             "}).map(part => `${one.ariaLabel}: ${part.textContent}`))"
         )

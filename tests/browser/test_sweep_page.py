@@ -29,7 +29,7 @@ def test_the_page_fits_and_is_all_there(written, page, width):
         shown.open_at(written.as_uri(), width)
         # Nothing that is drawn lies beside its drawing.
         assert shown.run(
-            "[...document.querySelectorAll('svg')].every(one => [...one.querySelectorAll('text, rect, path')].every("
+            "[...document.querySelectorAll('svg')].every(one => [...one.querySelectorAll('text, use, g > path')].every("
             "part => {const outer = one.getBoundingClientRect(), inner = part.getBoundingClientRect();"
             "  return inner.left > outer.left - 1 && inner.right < outer.right + 1 && inner.bottom < outer.bottom + 1"
             "}))"

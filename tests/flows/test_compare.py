@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from flows import comparison
+from flows.cli import project as project_commands
 from flows.cli import training as training_commands
 from flows.plan import LOOPS, plan
 from tasks import config, records, reports
@@ -300,8 +301,8 @@ def test_a_row_is_the_median_of_its_rounds_and_is_held_against_those_of_one_devi
     assert faster.speed_up_range == pytest.approx((1.2, 1.22))
     assert same.speed_up_range == pytest.approx((0.9, 1.1))
     assert [found.differs for found in made.rows] == [False, True, False, True]
-    columns, cells = reports.comparison_cells(made)
-    shown = [dict(zip([column.heading for column in columns], texts[2:], strict=True)) for texts in cells]
+    table = reports.figures_table(made)
+    shown = [dict(zip(table.header, texts, strict=True)) for texts in table.rows]
     assert [texts["speed-up"] for texts in shown] == ["1.00", "1.20", "~1", "0.80"]
     assert [texts["efficiency"] for texts in shown] == ["100%", "60%", "~50%", "40%"]
     (spread,) = [said for said in reports.comparison_remarks(made) if said.startswith("Speed-up in 3 rounds")]
@@ -380,7 +381,7 @@ def test_without_the_same_loop_any_one_device_counts_and_without_one_nothing_is_
     for rows in ((fast,), (failed, fast)):
         made = summarised(*rows)
         assert made.rows[-1].speed_up is None
-        headings = [column.heading for column in reports.comparison_cells(made)[0]]
+        headings = reports.figures_table(made).header
         assert "examples/s" in headings
         assert not {"speed-up", "efficiency"} & set(headings)
 
@@ -468,10 +469,19 @@ ASKING = {
 }
 
 
-@pytest.mark.parametrize("feature", reports.offers())
+def test_every_cell_that_says_no_has_its_reason():
+    rows, reasons = project_commands.offers_cells()
+    named = {mark.removeprefix("no ") for _, *marks in rows for mark in marks if mark != "yes"}
+    assert named == reasons.keys()
+    assert len(set(reasons.values())) == len(reasons), "one number for each reason"
+    assert all(len(row) == 1 + len(config.strategy_kinds()) for row in rows)
+    assert config.FEATURES.keys() < {feature for feature, *_ in rows}
+
+
+@pytest.mark.parametrize("feature", project_commands.offers())
 def test_the_table_of_offers_says_what_the_settings_accept(feature):
     key, _, value = feature.partition("=")
-    for kind, reason in reports.offers()[feature].items():
+    for kind, reason in project_commands.offers()[feature].items():
         loops = config.strategy_kinds()[kind].loops
         wanted = {"strategy.kind": kind, "train.loop": loops[0], key: value or ASKING[key]}
         if reason is None:
@@ -485,7 +495,7 @@ def test_the_table_of_offers_says_what_the_settings_accept(feature):
 def test_the_documentation_has_the_table_of_the_code():
     text = (config.project_root() / "docs" / "strategies.md").read_text()
     (written,) = re.findall(r"<!-- offers: begin.*?-->\n(.*?)<!-- offers: end -->", text, re.DOTALL)
-    assert written == reports.offers_page(), (
+    assert written == project_commands.offers_page(), (
         "put what `stratagem strategies --markdown` prints between the two markers in docs/strategies.md"
     )
     for kind in config.strategy_kinds():
@@ -500,7 +510,7 @@ def test_strategies_are_listed(project, run):
     for section in config.strategy_kinds().values():
         assert [reason for reason in section.refuses.values() if reason not in reasons] == []
     assert "on jax: data_parallel, model_parallel" in listed.stdout
-    assert run(["stratagem", "strategies", "--markdown"]).stdout == reports.offers_page()
+    assert run(["stratagem", "strategies", "--markdown"]).stdout == project_commands.offers_page()
     values = json.loads(run(["stratagem", "strategies", "--json"]).stdout)
     assert values.keys() == config.strategy_kinds().keys()
     assert values["parameter_server"]["loops"] == ["custom"]

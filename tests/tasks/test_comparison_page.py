@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from tasks.records import ComparisonRow
-from tasks.reports import comparison_html, intervals
+from tasks.reports import comparison_pages, intervals, side_by_side
+from tasks.reports.comparison import sections
+from tasks.reports.material import load
 from tests.tasks import made_up
 from tests.tasks.test_findings import ALONE, ONE, compared, row, step
 
@@ -25,7 +27,8 @@ def rows():
 
 def test_the_page_shows_all_and_asks_nobody(tmp_path):
     made = compared(*rows(), finding=("one is faster & <better>",), note="2 devices share 2 cores.")
-    text = comparison_html.write(made, tmp_path / "comparison.html").read_text()
+    page, markdown = comparison_pages(made, tmp_path)
+    text = page.read_text()
     assert "one is faster &amp; &lt;better&gt;" in text
     assert "no TPU &lt;here&gt; &amp; nowhere" in text
     assert not re.search(r"<script|https?://|@import|url\(", text)
@@ -34,26 +37,32 @@ def test_the_page_shows_all_and_asks_nobody(tmp_path):
     assert any("mirrored, fit: compute 90, collectives 60, input wait 10, host 40" in alt for alt in drawings)
     assert "Not measured: parameter_server, custom. Either train.traced_steps is null" in text
     assert any(alt.startswith("test accuracy, with its 95 % interval: one_device, fit 0.9000") for alt in drawings)
-    bars = [float(width) for width in re.findall(r'<rect class="p\d" [^>]*width="([\d.]+)"', text)]
-    assert bars[4] / bars[5] == pytest.approx(90 / 60, rel=0.01)
-    assert sum(bars[4:8]) == pytest.approx(2 * sum(bars[:4]), rel=0.01), "200 ms and 100 ms"
+    (parts,) = (chart for chart in drawn(made) if chart.alt.startswith("ms a step"))
+    bars = [bar.get_width() for bar in parts.figure.axes[0].patches]
+    assert bars == [95, 90, 0, 60, 0, 10, 5, 40], "of each part, that of each row"
+    assert "one is faster & <better>" in markdown.read_text()
+    assert "| tpu | fit |" in markdown.read_text()
+
+
+def drawn(comparison):
+    """The charts of a comparison's page."""
+    return [
+        one for part in sections(comparison) for block in part.blocks if block.kind == "figure" for one in block.charts
+    ]
 
 
 def test_start_up_and_peak_memory_are_drawn_with_what_the_rounds_span():
     figures = {"start_up_seconds": 11.0, "start_up_range": (10.0, 20.0), "peak_memory_bytes": 500_000_000}
     wide = row("mirrored", ONE, **figures, peak_memory_range=(250_000_000, 1_000_000_000))
     once = row("one_device", ONE, start_up_seconds=5.0, peak_memory_bytes=500_000_000)
-    text = comparison_html.page(compared(wide, once))
-    drawn = {
-        title: [
-            float(end) - float(start) for start, end in re.findall(r'class="line c0" d="M([\d.]+) \d+H([\d.]+)', one)
-        ]
-        for title, one in re.findall(r'<svg [^>]*aria-label="(start-up, s|peak memory)([^§]*?)</svg>', text)
-    }
-    assert drawn.keys() == {"start-up, s", "peak memory"}
-    for long, short in drawn.values():
-        assert (long > 30, short) == (True, 0.0)
-    assert "start-up, s: the median, and what the rounds span: mirrored, fit 11; one_device, fit 5" in text
+    found = {one.alt.partition(":")[0]: one for one in drawn(compared(wide, once))}
+    assert found.keys() == {"examples/s", "start-up, s", "peak memory, MB"}
+    for name, ends in (("start-up, s", (10, 20)), ("peak memory, MB", (250, 1000))):
+        long, _, short, _ = found[name].figure.axes[0].lines
+        assert tuple(long.get_xdata()) == ends
+        assert np.ptp(short.get_xdata()) == 0
+    said = "start-up, s: the median, and what the rounds span: mirrored, fit 11; one_device, fit 5"
+    assert found["start-up, s"].alt == said
 
 
 @pytest.mark.parametrize(
@@ -61,7 +70,7 @@ def test_start_up_and_peak_memory_are_drawn_with_what_the_rounds_span():
 )
 def test_a_page_of_little_is_a_page(tmp_path, given):
     failed = ComparisonRow(strategy="tpu", loop="fit", reason="no TPU")
-    text = comparison_html.page(compared(*given, failed))
+    text = comparison_pages(compared(*given, failed), tmp_path)[0].read_text()
     assert "no TPU" in text
     assert "<svg" not in text
     assert ("Not measured: one_device, fit. Either train.traced_steps is null" in text) == bool(given)
@@ -72,8 +81,8 @@ def test_the_interval_is_that_of_the_runs_own_report(tmp_path, monkeypatch):
     run = made_up.run(*made_up.classification(200, 4))
     found = row("one_device", ONE).model_copy(update={"run_id": run.run_id})
     lost = row("mirrored", ONE).model_copy(update={"run_id": "f" * 32})
-    one, two = comparison_html.with_intervals(compared(found, lost)).rows
-    material = comparison_html.load(run)
+    one, two = side_by_side.with_intervals(compared(found, lost)).rows
+    material = load(run)
     expected = intervals.of_metric(material, "accuracy")
     assert one.intervals == {"test/accuracy": (expected.low, expected.high)}
     accuracy = float(np.mean(material.scores))

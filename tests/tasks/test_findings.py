@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.records import Comparison, ComparisonRow, Repeat, StepTime
-from tasks.reports import comparison_page, concluded, step_cells
+from tasks.reports import comparison_pages, concluded, steps_table
 from tasks.reports.findings import findings
 
 CPU, GPU = "/device:CPU:0", "/device:GPU:0"
@@ -219,15 +219,14 @@ def test_without_one_device_only_the_fastest_is_named():
 def test_the_page_begins_with_what_follows(tmp_path):
     made = concluded(compared(row("one_device", ONE, ALONE), row("mirrored", [500.0] * 3, step(150, 50), base=ONE)))
     assert made.finding == findings(made) == Comparison.model_validate_json(made.model_dump_json()).finding
-    text = comparison_page(made, tmp_path / "page.md").read_text()
-    assert f"\n- {made.finding[0]}\n" in text
+    text = comparison_pages(made, tmp_path)[1].read_text()
+    assert f"\n\n{made.finding[0]}\n\n" in text
     assert "| one_device | fit | 100 | 95% | 0% | 0% | 5% |" in text
     assert "| mirrored | fit | 200 | 75% | 25% | 0% | 0% |" in text
 
 
 def test_columns_that_no_row_has_are_left_out():
     plain = compared(row("one_device", ONE), row("mirrored", ONE, peak_memory_bytes=123_400_000))
-    assert step_cells(plain) == (
-        ["strategy", "loop", "peak MB"],
-        [["one_device", "fit", "-"], ["mirrored", "fit", "123"]],
-    )
+    table = steps_table(plain)
+    assert table.header == ("strategy", "loop", "peak MB")
+    assert table.rows == [["one_device", "fit", "-"], ["mirrored", "fit", "123"]]

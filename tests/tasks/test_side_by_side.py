@@ -10,7 +10,7 @@ import pytest
 from tasks import records
 from tasks.evaluation import evidence
 from tasks.modeling import metrics
-from tasks.reports import comparison_html, intervals, side_by_side
+from tasks.reports import intervals, side_by_side
 from tasks.reports.material import load
 from tests.tasks import made_up
 from tests.tasks import test_findings as comparisons
@@ -141,6 +141,5 @@ def test_a_comparison_says_as_much_of_its_rows_as_runs_diff():
         for name, run in zip(("one_device", "mirrored"), runs, strict=True)
     ]
     lost = comparisons.row("parameter_server", comparisons.ONE).model_copy(update={"run_id": "f" * 32})
-    compared = comparison_html.with_intervals(comparisons.compared(*rows, lost))
-    found = side_by_side.with_differences(compared).rows
+    found = side_by_side.with_intervals(comparisons.compared(*rows, lost)).rows
     assert [one.differences for one in found] == [{}, {"test/accuracy": known["test/accuracy"].difference_interval}, {}]
