@@ -80,6 +80,11 @@ class Strategy:
         return self.worker == 0
 
     @property
+    def on_cpus(self) -> bool:
+        """Whether the replicas are on CPUs."""
+        return all("cpu" in device.lower() for device in self.devices)
+
+    @property
     def num_local_replicas(self) -> int:
         """Replicas of this worker."""
         return self.num_replicas // self.num_workers

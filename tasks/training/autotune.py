@@ -129,7 +129,7 @@ def _reason_against(training: Training) -> str:
     section, strategy, model = training.settings.train, training.strategy, training.model
     if strategy.backend != "tensorflow" or strategy.distributed or strategy.coordinator is not None:
         return f"nothing is chosen under strategy.kind={strategy.kind}"
-    if "CPU" not in strategy.devices[0] or section.dtype_policy != "float32":
+    if not strategy.on_cpus or section.dtype_policy != "float32":
         return "it was measured in float32 on CPUs alone"
     if section.deterministic:
         return "train.deterministic=true keeps to TensorFlow's own kernels"

@@ -77,9 +77,8 @@ def fit(training: Training) -> None:
             epochs=end,
             initial_epoch=first,
             validation_data=held_out,
-            callbacks=list(training.callbacks),
+            callbacks=Listeners(training),
             shuffle=False,
-            verbose=0,
         )
 
     start, end = training.position.start, training.phase.end_epoch
@@ -97,6 +96,29 @@ def _steps_itself(model: Any) -> bool:
     """Return whether a model's class has a step of its own, whose logs ``Model.fit`` passes on."""
     names = ("train_step", "test_step", "make_train_function", "make_test_function")
     return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in names)
+
+
+class Listeners(keras.callbacks.CallbackList):
+    """The callbacks of a training. Keras' own list reads all numbers of each call for them, which waits for the call;
+    of these callbacks ``Position`` alone asks for one number, when the next call has begun."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__(
+            list(training.callbacks),
+            add_history=True,
+            model=training.model,
+            epochs=training.phase.end_epoch,
+            steps=training.batches.steps,
+            verbose=0,
+        )
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        for callback in self.callbacks:
+            callback.on_train_batch_end(batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        for callback in self.callbacks:
+            callback.on_test_batch_end(batch, logs)
 
 
 class Epochs(upstream.data_adapter()):  # type: ignore[misc]
@@ -192,9 +214,7 @@ def drive(training: Training, train_epoch: Callable[[int, Any], dict[str, float]
         measure: takes the callbacks, measures the validation split and calls them; returns the metrics.
     """
     model, last = training.model, training.phase.end_epoch
-    listeners = keras.callbacks.CallbackList(
-        list(training.callbacks), add_history=True, model=model, epochs=last, steps=training.batches.steps, verbose=0
-    )
+    listeners = Listeners(training)
     model.stop_training = False
     results: dict[str, float] = {}
     listeners.on_train_begin()

@@ -18,6 +18,7 @@ from tasks.input.batches import Batches
 from tasks.strategies import Strategy
 from tasks.training import Training
 from tasks.training.autotune import Calls
+from tasks.training.position import Call
 
 # Takes an epoch's iterator (if it reads one), does the steps of a call, returns the metrics' values so far by name.
 StepsFunction = Callable[[Any], dict[str, Any]]
@@ -147,9 +148,7 @@ def train_function(training: Training, calls: Calls) -> StepsFunction:
         first, began = position.step, time.perf_counter()
         count = calls.next(batches.steps - position.step_in_epoch)
         logs, finite = many(iterator, first, count)
-        if int(finite) < count:  # Reading it waits for an accelerator to have done its work.
-            position.nonfinite_step = first + int(finite) + 1
-        calls.measure(count, time.perf_counter() - began)
+        position.call = Call(first, count, logs["loss"], not strategy.on_cpus, finite, began, calls.measure)
         return logs
 
     return function

@@ -66,8 +66,9 @@ class Throughput(keras.callbacks.Callback):
         if self.first_call_seconds is None:
             self.setup_seconds = self._epoch_began - self.began
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        # Keras has read the loss for its callbacks, so an accelerator has done what the call handed to it.
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self.first_call_seconds is None:
+            self.position.wait()  # An epoch's last call is done, too: ``Position`` has waited for it.
         now, step = self._now(), self.position.step
         sizes = [self.position.batches.size(done) for done in range(self._step, step)]
         compiled = self._compiles_each_size and not self._compiled.issuperset(sizes)
@@ -114,7 +115,7 @@ class ProgressBar(keras.callbacks.Callback):
             self._task = self._bar.add_task(f"epoch {epoch + 1}/{self.epochs}", total=self.steps)
             self._bar.start()
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=min(batch + 1, self.steps))
 
