@@ -226,15 +226,15 @@ def _resident(
     """Return all arrays where ``put`` keeps them, or as tensors on the current device; for the hashes see
     ``_mapped``."""
 
-    def read(path: Path) -> Any:
-        if put is not None:
-            return put(np.asarray(np.load(path, mmap_mode="r")))
-        import tensorflow as tf
+    if put is not None:
+        import jax
 
-        return tf.identity(mapped_tensor(path))
+        found: tuple[Any, ...] = jax.tree.map(put, _mapped(features, labels, weights, sha256))
+        return found
+    import tensorflow as tf
 
-    x = as_input({name: read(path) for name, path in features})
-    return x, *(None if path is None else read(path) for path in (labels, weights))
+    x = as_input({name: tf.identity(mapped_tensor(path)) for name, path in features})
+    return x, *(None if path is None else tf.identity(mapped_tensor(path)) for path in (labels, weights))
 
 
 def read_at_random(arrays: tuple[Any, ...]) -> None:

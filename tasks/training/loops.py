@@ -45,30 +45,24 @@ def fit(training: Training) -> None:
     """Train with Keras' own ``Model.fit`` from the training's position to the end of its phase.
 
     ``Model.fit`` is given functions of ours, which gather batches from resident arrays and do many steps: on one device
-    and on JAX those of the model's class, under tf.distribute those of the custom loop, because there Keras' train
-    function fails with several steps a call, and with several workers altogether (keras#20585). On TensorFlow a model
-    on one device with a step of its own is left to Keras.
+    and on JAX Keras' own steps, under tf.distribute those of the custom loop, because there Keras' train function fails
+    with several steps a call, and with several workers altogether (keras#20585).
 
     The data have the steps of one epoch and are iterated once an epoch; ``Position`` says which. So a call never runs
     over an epoch's end. An epoch that was left in its middle has fewer steps, and is a ``fit`` of its own.
     """
     model, strategy, batches, validation = training.model, training.strategy, training.batches, training.validation
-    data, held_out, count = None, None, None
-    if strategy.backend == "jax" or strategy.distributed or not _steps_itself(model):
-        steps, calls = steps_of(strategy), Calls(training)
-        upstream.iterate_in_calls(model, lambda iterator: iterator.data_adapter.iterate_in_calls(iterator))
-        model.train_function = steps.train_function(training, calls)
-        data, count = steps.iterated(strategy, batches), calls.next
-        if validation is not None:
-            model.test_function = steps.test_function(training, validation, calls)
-            held_out = Epochs(validation.steps, steps.iterated(strategy, validation), calls.within)
-    else:
-        data = batches.dataset
-        held_out = Epochs(validation.steps, validation.dataset) if validation is not None else None
+    functions, calls, held_out = steps_of(strategy), Calls(training), None
+    upstream.iterate_in_calls(model, lambda iterator: iterator.data_adapter.iterate_in_calls(iterator))
+    model.train_function = functions.train_function(training, calls)
+    data = functions.iterated(strategy, batches)
+    if validation is not None:
+        model.test_function = functions.test_function(training, validation, calls)
+        held_out = Epochs(validation.steps, functions.iterated(strategy, validation), calls.within)
 
     def fit_epochs(first: int, end: int, steps: int) -> None:
         model.fit(
-            Epochs(steps, data, count),
+            Epochs(steps, data, calls.next),
             epochs=end,
             initial_epoch=first,
             validation_data=held_out,
@@ -85,12 +79,6 @@ def fit(training: Training) -> None:
         first += 1
     if first < end:
         fit_epochs(first, end, batches.steps)
-
-
-def _steps_itself(model: Any) -> bool:
-    """Return whether a model's class has a step of its own, whose logs ``Model.fit`` passes on."""
-    names = ("train_step", "test_step", "make_train_function", "make_test_function")
-    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in names)
 
 
 class Listeners(keras.callbacks.CallbackList):
@@ -123,12 +111,12 @@ class Epochs(upstream.data_adapter()):  # type: ignore[misc]
     length from the end of the data either: the step that finds no data has already advanced Dropout's seeds.
     """
 
-    def __init__(self, steps: int, dataset: Any, count: Callable[[int], int] | None = None) -> None:
+    def __init__(self, steps: int, dataset: Any, count: Callable[[int], int]) -> None:
         """
         Args:
             steps: of an epoch.
             dataset: what is iterated.
-            count: takes the steps that are left, returns those of the next call; without it Keras counts.
+            count: takes the steps that are left, returns those of the next call.
         """
         self._steps = steps
         self._dataset = dataset
@@ -141,7 +129,7 @@ class Epochs(upstream.data_adapter()):  # type: ignore[misc]
         def calls() -> Iterator[tuple[int, int, Any]]:
             source, done = iter(self._dataset), 0
             while done < self._steps:
-                count = self._count(self._steps - done) if self._count else self._steps
+                count = self._count(self._steps - done)
                 yield done, done + count - 1, source
                 done += count
 

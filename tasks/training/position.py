@@ -30,7 +30,7 @@ class Call:
     finite: Any = None
     """After how many of its steps the loss was a finite number, if the loop counts them: a scalar like ``loss``."""
     began: float = 0.0
-    """When it was handed over, by ``time.perf_counter``."""
+    """When it was handed over, by ``Position.now``."""
     measure: Callable[[int, float], None] = lambda count, seconds: None
     """Takes its number of steps, and how long they took."""
 
@@ -50,7 +50,7 @@ class Position(keras.callbacks.Callback):
         self.epoch = start.epoch
         self.step_in_epoch = start.step_in_epoch
         self.aside_seconds = 0.0
-        """What checkpoints and the profiler's own work took so far."""
+        """What checkpoints, the profiler's own work and compiling once more took so far."""
         self.all_applied = True
         """Whether the variables are those of ``step``; under parameter servers later steps may be under way."""
         self.drain = False
@@ -81,6 +81,10 @@ class Position(keras.callbacks.Callback):
         yield
         self.aside_seconds += time.perf_counter() - began
 
+    def now(self) -> float:
+        """Return the seconds on a clock that stands still for what is ``aside``."""
+        return time.perf_counter() - self.aside_seconds
+
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self._first_step = self.start.step_in_epoch if epoch == self.start.epoch else 0
         self.epoch, self.step_in_epoch = epoch, self._first_step
@@ -105,7 +109,7 @@ class Position(keras.callbacks.Callback):
         if call is None:
             return
         loss = float(call.loss)
-        now = time.perf_counter()
+        now = self.now()
         # It began when it was handed over, or when the one before was done.
         call.measure(call.count, now - max(call.began, self._done_at))
         self._done_at = now

@@ -7,8 +7,8 @@ A state is what Keras hands from step to step: the values of the trainable varia
 
 import itertools
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -18,22 +18,21 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from tasks.input.array import ArraySource
+from tasks.input.array import ArraySource, read_at_random
 from tasks.input.augment import augment_batch, is_images
 from tasks.input.batches import Batches
 from tasks.strategies import Strategy
 from tasks.training import Training
 from tasks.training.autotune import Calls
-from tasks.training.position import Call
 from tasks.training.trace import marked
 
 State = tuple[list[Any], ...]
 # Takes a state and an epoch's iterator (which it may not read), does the steps of a call, returns the metrics' values
 # so far by name, and the new state.
 StepsFunction = Callable[[State, Any], tuple[dict[str, Any], State]]
-# Takes a state, the iterator, the number of the first step and how many; returns the metrics' values, the new state,
-# and after how many of the steps the loss was still a finite number.
-ManySteps = Callable[[State, Any, int, int], tuple[dict[str, Any], State, Any]]
+# Takes a state, the iterator, the number of the first step and how many; returns after how many of the steps the loss
+# was still a finite number, the metrics' values, and the new state.
+ManySteps = Callable[[State, Any, int, int], tuple[Any, dict[str, Any], State]]
 
 LENGTHS = 64, 8, 1
 """How many steps one compiled loop does. XLA compiles for each number, so a call is put together from these."""
@@ -44,47 +43,16 @@ log = logging.getLogger(__name__)
 
 
 def train_function(training: Training, calls: Calls) -> StepsFunction:
-    """Return the function that a training loop calls: from the training's position on, as many steps a call as
-    ``calls`` says. ``fit`` does the step of the model's class, and ``custom`` that of ``keras.Model``.
-
-    Args:
-        training: its position says with which step a call begins, and must be moved on after it.
-        calls: learns how long each call takes.
-    """
-    position, batches, on_cpus = training.position, training.batches, training.strategy.on_cpus
-    many = _many_steps(training, batches, "train_step")
+    """Return the function that a training loop calls: ``calls.train``."""
+    on_cpus = training.strategy.on_cpus
     how = "one by one: XLA computes a loop's steps on one thread of a CPU" if on_cpus else f"up to {LENGTHS[0]} at once"
     log.info("steps     %s", how)
-
-    def function(state: State, iterator: Any) -> tuple[dict[str, Any], State]:
-        first, began = position.step, time.perf_counter()
-        count = calls.next(batches.steps - position.step_in_epoch)
-        logs, state, finite = many(state, iterator, first, count)
-        position.call = Call(first, count, logs.get("loss"), not on_cpus, finite, began, calls.measure)
-        return logs, state
-
-    return function
+    return calls.train(_many_steps(training, training.batches, "train_step"))
 
 
 def test_function(training: Training, batches: Batches, calls: Calls) -> StepsFunction:
-    """Return the function that measures a split, as many steps a call as the training takes; after the last step of a
-    pass the next call begins anew.
-
-    Args:
-        training: of the model that is measured.
-        batches: the split's.
-        calls: says how many steps a call does.
-    """
-    many, done = _many_steps(training, batches, "test_step"), 0
-
-    def function(state: State, iterator: Any) -> tuple[dict[str, Any], State]:
-        nonlocal done
-        first, count = done, calls.within(batches.steps - done)
-        done = (done + count) % batches.steps
-        logs, state, _ = many(state, iterator, first, count)
-        return logs, state
-
-    return function
+    """Return the function that measures the split of ``batches``: ``calls.test``."""
+    return calls.test(_many_steps(training, batches, "test_step"), batches.steps)
 
 
 def iterated(strategy: Strategy, batches: Batches) -> Iterable[Any]:
@@ -116,13 +84,13 @@ def _resident(batches: Batches) -> ArraySource | None:
 def _many_steps(training: Training, batches: Batches, name: str) -> ManySteps:
     """Return what does steps ``first`` to ``first + count - 1`` of a split; ``name`` is that of Keras' step."""
     model, strategy = training.model, training.strategy
-    has_own = getattr(type(model), name) is not getattr(keras.Model, name)
-    step: Any = getattr(model, name)
-    if training.settings.train.loop == "custom":
-        has_own, step = False, getattr(keras.Model, name).__get__(model)
-    resident = _resident(batches)
+    step, resident = getattr(model, name), _resident(batches)
     read: Callable[..., Any] = _gather(strategy, batches) if resident else lambda data, rows, place, size: data
-    data = jax.tree.map(strategy.replicate, resident.resident(strategy.replicate)) if resident else None
+    data = None
+    if resident:
+        data = jax.tree.map(strategy.replicate, resident.resident(strategy.replicate))
+        if batches.shuffle:
+            read_at_random(resident.mapped())  # A CPU copies nothing.
     lengths = (1,) if strategy.on_cpus or not resident else LENGTHS
     none = strategy.replicate(np.int32(0))
     functions: dict[tuple[int, int], Any] = {}
@@ -139,18 +107,14 @@ def _many_steps(training: Training, batches: Batches, name: str) -> ManySteps:
         def steps(state: State, finite: Any, data: Any, rows: Any, place: Any) -> Any:
             def one(carried: Any, number: Any) -> Any:
                 state, finite = carried
-                logs, state = step(state, read(data, rows, place + number * size, size))
+                _, state = step(state, read(data, rows, place + number * size, size))
                 good = jnp.isfinite(state[-1][0])  # The sum of the epoch's losses so far.
-                return (tuple(state), finite + good.astype(finite.dtype)), logs if has_own else {}
+                return (state, finite + good.astype(finite.dtype)), None
 
-            if length == 1:
-                carried, logs = one((state, finite), 0)
-            else:
-                carried, every = lax.scan(one, (state, finite), jnp.arange(length, dtype=jnp.int32))
-                logs = jax.tree.map(lambda values: values[-1], every)
-            return *carried, logs
+            carried, _ = lax.scan(one, (state, finite), jnp.arange(length, dtype=jnp.int32))
+            return carried
 
-        return jax.jit(steps, donate_argnums=0, out_shardings=(shardings, none.sharding, None))
+        return jax.jit(steps, donate_argnums=0, out_shardings=(shardings, none.sharding))
 
     def results(values: list[Any]) -> dict[str, Any]:
         with keras.StatelessScope(list(zip(model.metrics_variables, values, strict=True))):
@@ -159,23 +123,24 @@ def _many_steps(training: Training, batches: Batches, name: str) -> ManySteps:
 
     results_of: Any = jax.jit(results)
 
-    def many(state: State, iterator: Any, first: int, count: int) -> tuple[dict[str, Any], State, Any]:
+    def many(state: State, iterator: Any, first: int, count: int) -> tuple[Any, dict[str, Any], State]:
         nonlocal last, shardings
         if state is not last:
             # Out of the variables, which may not be committed to their devices: JAX would compile for that anew.
             shardings = jax.tree.map(lambda array: array.sharding, state)
             state = jax.device_put(state, shardings)
-        finite, logs = none, {}
+        finite = none
         for start, length in _runs(batches, first, count, lengths):
-            kind = batches.size(start), length
-            if kind not in functions:
-                functions[kind] = compiled(*kind)
             number, step_in_pass = divmod(start, batches.steps_in_pass)
             source = (data, on_devices(number)) if resident else (next(iterator), None)
             place = np.int32(step_in_pass * batches.global_batch_size)
-            state, finite, logs = functions[kind](state, finite, *source, place)
+            kind = batches.size(start), length
+            # The first of all, which traces and compiles, counts as a call, and another one no more.
+            with training.position.aside() if functions and kind not in functions else nullcontext():
+                function = functions.get(kind) or functions.setdefault(kind, compiled(*kind))
+                state, finite = function(state, finite, *source, place)
         last = state
-        return logs if has_own else results_of(state[-1]), state, finite
+        return finite, results_of(state[-1]), state
 
     return many
 

@@ -89,8 +89,8 @@ class Profiler(keras.callbacks.Callback):
             last_of_call = done + min(self._steps_per_execution, left_in_epoch)
             if done >= self.last_step or last_of_call < self.first_step:
                 return
+            self.position.wait()
             with self.position.aside():
-                self.position.wait()
                 self.tracer.start(self.folder)
             self._tracing = True
         counted = {} if self._first_call else {"epoch": self.position.epoch}

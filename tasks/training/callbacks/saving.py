@@ -127,9 +127,9 @@ class SaveCheckpoints(keras.callbacks.Callback):
         if self.position.step == self._saved_step:
             return  # The last step of an epoch can be due twice, and every worker must take that the same way.
         self._saved_step = self.position.step
+        self.position.wait()
+        refuse_nonfinite(self.position)
         with self.position.aside():
-            self.position.wait()
-            refuse_nonfinite(self.position)
             if self.checkpoints is None:
                 if not self.strategy.is_one_program:
                     snapshot(self.model)  # The sum of a metric over all workers needs each of them.
