@@ -34,7 +34,7 @@ StepsFunction = Callable[[State, Any], tuple[dict[str, Any], State]]
 # was still a finite number, the metrics' values, and the new state.
 ManySteps = Callable[[State, Any, int, int], tuple[Any, dict[str, Any], State]]
 
-LENGTHS = 64, 8, 1
+LENGTHS = 32, 1
 """How many steps one compiled loop does. XLA compiles for each number, so a call is put together from these."""
 MAX_SIDE = 2000
 """Pixels along a side of images that are augmented on a device, where whole numbers have 32 bits."""
@@ -111,17 +111,11 @@ def _many_steps(training: Training, batches: Batches, name: str) -> ManySteps:
                 good = jnp.isfinite(state[-1][0])  # The sum of the epoch's losses so far.
                 return (state, finite + good.astype(finite.dtype)), None
 
-            carried, _ = lax.scan(one, (state, finite), jnp.arange(length, dtype=jnp.int32))
-            return carried
+            (state, finite), _ = lax.scan(one, (state, finite), jnp.arange(length, dtype=jnp.int32))
+            with keras.StatelessScope(list(zip(model.metrics_variables, state[-1], strict=True))):
+                return state, finite, model.get_metrics_result()
 
-        return jax.jit(steps, donate_argnums=0, out_shardings=(shardings, none.sharding))
-
-    def results(values: list[Any]) -> dict[str, Any]:
-        with keras.StatelessScope(list(zip(model.metrics_variables, values, strict=True))):
-            found: dict[str, Any] = model.get_metrics_result()
-        return found
-
-    results_of: Any = jax.jit(results)
+        return jax.jit(steps, donate_argnums=0, out_shardings=(shardings, none.sharding, None))
 
     def many(state: State, iterator: Any, first: int, count: int) -> tuple[Any, dict[str, Any], State]:
         nonlocal last, shardings
@@ -129,7 +123,7 @@ def _many_steps(training: Training, batches: Batches, name: str) -> ManySteps:
             # Out of the variables, which may not be committed to their devices: JAX would compile for that anew.
             shardings = jax.tree.map(lambda array: array.sharding, state)
             state = jax.device_put(state, shardings)
-        finite = none
+        finite, logs = none, {}
         for start, length in _runs(batches, first, count, lengths):
             number, step_in_pass = divmod(start, batches.steps_in_pass)
             source = (data, on_devices(number)) if resident else (next(iterator), None)
@@ -138,9 +132,9 @@ def _many_steps(training: Training, batches: Batches, name: str) -> ManySteps:
             # The first of all, which traces and compiles, counts as a call, and another one no more.
             with training.position.aside() if functions and kind not in functions else nullcontext():
                 function = functions.get(kind) or functions.setdefault(kind, compiled(*kind))
-                state, finite = function(state, finite, *source, place)
+                state, finite, logs = function(state, finite, *source, place)
         last = state
-        return finite, results_of(state[-1]), state
+        return finite, logs, state
 
     return many
 
