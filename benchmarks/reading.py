@@ -92,7 +92,7 @@ def our_steps(dataset: str, batch_size: int) -> Callable[[int], int]:
         seen.assign(0)
         first, end = number * batches.steps, (number + 1) * batches.steps
         for done in range(first, end, STEPS_PER_EXECUTION):
-            logs, _ = many(None, done, min(STEPS_PER_EXECUTION, end - done))
+            _, logs = many(None, done, min(STEPS_PER_EXECUTION, end - done))
         return int(logs["seen"])
 
     return read

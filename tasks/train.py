@@ -171,7 +171,7 @@ def _train(
         records.save(placement, folder / "records" / "placement.json")
         _log_summary(training, placement)
 
-        compiles_each_size = keras.backend.backend() == "jax" or training.settings.train.jit_compile is True
+        compiles_each_size = strategy.backend == "tensorflow" and training.settings.train.jit_compile is True
         throughput = Throughput(training.position, began, compiles_each_size)
         chiefs = _chiefs_callbacks(training, throughput, send, folder / "tensorboard", runs.load_limits(run))
         training = replace(training, callbacks=_callbacks(training, arrays, saved, stop, chiefs))

@@ -70,7 +70,7 @@ class Input(Section):
     """`array`, which `auto` takes: the prepared arrays, memory-mapped, also where they are larger than the memory.
     `stream`: TFDS' shards of images, decoded anew in each run and shuffled in a buffer."""
     memory_budget_bytes: Speed[Annotated[int, Field(gt=0, le=10**18)]]
-    """The largest split that one GPU copies into its own memory; of a larger one the processor gathers each batch."""
+    """The largest split that one GPU, or on JAX each, copies into its own memory; the processor gathers larger ones."""
     validation: Result[Text | Annotated[float, Field(gt=0, lt=1)] | Count | None]
     """The name of a split, a fraction of the training examples, an exact number of them, or null for none. Of a
     user's own data each class gives the same share of those that are drawn; of TFDS' they are drawn without regard to

@@ -224,7 +224,6 @@ class OnJax(Cluster):
     """Shared by the strategies on JAX: one process, or several that are one program (jax.distributed)."""
 
     backend: ClassVar[Literal["tensorflow", "jax"]] = "jax"
-    loops: ClassVar[tuple[str, ...]] = ("fit",)
     members_stay: ClassVar[bool] = True
     unit: ClassVar[str] = "device"
     workers: Course[Devices] = 1

@@ -3,7 +3,7 @@
 import ctypes
 import math
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +15,6 @@ import numpy.typing as npt
 from tasks import config
 from tasks.input.augment import augment_batch
 from tasks.input.batches import Batch, Batches
-from tasks.input.draws import with_partners
 from tasks.input.order import Rows
 from tasks.records import PreparedSplit, as_input
 from tasks.system import background, upstream
@@ -53,9 +52,10 @@ class ArraySource:
         x = as_input({name: mapped_tensor(path) for name, path in features})
         return self._complete(x, mapped_tensor(labels), None if weights is None else mapped_tensor(weights))
 
-    def resident(self) -> tuple[Any, ...]:
-        """Return the same as tensors on the current device, one copy for all batches; on the CPU nothing is copied."""
-        return self._complete(*_resident(*self.files()))
+    def resident(self, put: Callable[[Any], Any] | None = None) -> tuple[Any, ...]:
+        """Return the same as ``put`` keeps an array on devices, one copy for all batches; without it as tensors on the
+        current device, which copies nothing on the CPU."""
+        return self._complete(*_resident(*self.files(), put))
 
     def arrays(self, batches: Batches) -> Iterator[Batch]:
         """Yield features (n, ...) and labels (n, ...), and weights (n,) if there are any, one batch per step.
@@ -167,12 +167,7 @@ class ArraySource:
         number, first = divmod(block.start, batches.steps_in_pass)
         parts = batches.parts[first : first + len(block)]
         places = parts[:, :1] + np.arange(parts[0, 1] - parts[0, 0])  # The batches of a block have one size.
-        if batches.augmentation is None:
-            return (self.rows_at(batches.pass_order(number)[places]),)
-        draws = batches.pass_draws(number, batches.augmentation)
-        if batches.augmentation.mixes:
-            places = with_partners(places, draws)
-        return self.rows_at(batches.pass_order(number)[places]), draws[places]
+        return tuple(array[places] for array in batches.pass_rows(number) if array is not None)
 
 
 class Blocks:
@@ -222,9 +217,20 @@ def _mapped(
 
 @lru_cache(maxsize=4)
 def _resident(
-    features: tuple[tuple[str, Path], ...], labels: Path, weights: Path | None, sha256: tuple[str, ...]
+    features: tuple[tuple[str, Path], ...],
+    labels: Path,
+    weights: Path | None,
+    sha256: tuple[str, ...],
+    put: Callable[[Any], Any] | None,
 ) -> tuple[Any, ...]:
-    """Return all arrays as tensors on the current device; for the hashes see ``_mapped``."""
+    """Return all arrays where ``put`` keeps them, or as tensors on the current device; for the hashes see
+    ``_mapped``."""
+
+    if put is not None:
+        import jax
+
+        found: tuple[Any, ...] = jax.tree.map(put, _mapped(features, labels, weights, sha256))
+        return found
     import tensorflow as tf
 
     x = as_input({name: tf.identity(mapped_tensor(path)) for name, path in features})

@@ -69,7 +69,9 @@ def _one_hot(labels: Any, num_classes: int) -> Any:
     if not num_classes:
         return labels
     lib = pixels.library(labels)
-    return np.eye(num_classes, dtype=np.float32)[labels] if lib is np else lib.one_hot(labels, num_classes)
+    if pixels.is_like_numpy(lib):
+        return lib.eye(num_classes, dtype=np.float32)[labels]
+    return lib.one_hot(labels, num_classes)
 
 
 def _mix_labels(pairs: Any, kept: Any) -> Any:
@@ -87,8 +89,8 @@ def augment_images(x: Any, draws: Any, section: config.Augmentation) -> Any:
 
 
 def augment(images: Any, draws: Any, section: config.Augmentation) -> Any:
-    """Return images changed as drawn: an array without TensorFlow for an array, a tensor for a tensor, with the same
-    bits.
+    """Return images changed as drawn: an array for an array, a tensor for a tensor, in JAX what JAX traces, with the
+    same bits.
 
     Args:
         images: uint8 (n, height, width, channels).

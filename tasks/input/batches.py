@@ -1,6 +1,6 @@
 """The batches of one split: their number, size and order, and each worker's share. A source reads them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal, Protocol, TypeAlias
@@ -106,19 +106,34 @@ class Batches:
     def rows(self, step: int) -> Rows:
         """Return the rows of the split's arrays that this worker reads in a step: int64 (n,), or (n, 2) with the rows
         to mix in. Array source only."""
-        return self._known_source.rows_at(self.pass_order(step // self.steps_in_pass)[self._places(step)])
+        return self._known_source.rows_at(self._places(step // self.steps_in_pass)[0][self.own_part(step)])
 
     def draws(self, step: int) -> Draws | None:
         """Return the draws of ``augment_batch`` for this worker's examples of a step; None without augmentation."""
-        if self.augmentation is None:
-            return None
-        return self.pass_draws(step // self.steps_in_pass, self.augmentation)[self._places(step)]
+        _, draws = self._places(step // self.steps_in_pass)
+        return None if draws is None else draws[self.own_part(step)]
 
-    def _places(self, step: int) -> slice | Rows:
-        part, section = self.own_part(step), self.augmentation
-        if section is None or not section.mixes:
-            return part
-        return with_partners(np.arange(part.start, part.stop), self.pass_draws(step // self.steps_in_pass, section))
+    def pass_rows(self, number: int) -> tuple[Rows, Draws | None]:
+        """Return ``rows`` and ``draws`` of a whole pass, of all workers."""
+        places, draws = self._places(number)
+        return self._known_source.rows_at(places), draws
+
+    @cached_property
+    def _places(self) -> Callable[[int], tuple[Rows, Draws | None]]:
+        """Takes a pass; returns the places of the unshuffled data in its order, and the draws for them."""
+
+        @lru_cache(maxsize=2)  # A pass, and the one that is gathered ahead of it.
+        def places_of(number: int) -> tuple[Rows, Draws | None]:
+            places, section = self.pass_order(number), self.augmentation
+            if section is None:
+                return places, None
+            draws = self.pass_draws(number, section)
+            if section.mixes:
+                pairs = with_partners(np.arange(self.num_examples), draws)
+                return places[pairs], draws[pairs]
+            return places, draws
+
+        return places_of
 
     def pass_order(self, number: int) -> Rows:
         """Return the order of a pass, int64 (num_examples,)."""

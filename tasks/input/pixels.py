@@ -1,11 +1,13 @@
-"""What is done to the pixels of a batch of images, alike to the bit in NumPy and TensorFlow.
+"""What is done to the pixels of a batch of images, alike to the bit in NumPy, TensorFlow and JAX.
 
 Whole numbers are all that is reckoned with: positions are int64, and pixels float32 that hold integers below 2**24.
-Nothing is lost to rounding, so no framework, compiler or device gives other bits.
+Nothing is lost to rounding, so no framework, compiler or device gives other bits. Without float64 JAX has int32 for
+int64, which is enough for images of up to 2,000 pixels a side.
 
 Images are uint8 (n, height, width, channels).
 """
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -14,17 +16,27 @@ from tasks.input.draws import ONE
 
 
 def library(array: Any) -> Any:
-    """Return NumPy or TensorFlow. Where both have a function of a name, it does the same."""
+    """Return NumPy, TensorFlow, or JAX' NumPy. Where they have a function of a name, it does the same."""
     if isinstance(array, np.ndarray):
         return np
+    if "jax" in sys.modules and isinstance(array, sys.modules["jax"].Array):
+        return sys.modules["jax"].numpy
     import tensorflow as tf
 
     return tf
 
 
+def is_like_numpy(lib: Any) -> bool:
+    """Return whether a library has NumPy's functions."""
+    return hasattr(lib, "ndarray")
+
+
 def cast(array: Any, dtype: str) -> Any:
     """Return an array or a tensor in another dtype."""
-    return array.astype(dtype) if isinstance(array, np.ndarray) else library(array).cast(array, dtype)
+    lib = library(array)
+    if not is_like_numpy(lib):
+        return lib.cast(array, dtype)
+    return array.astype(dtype if lib is np else sys.modules["jax"].dtypes.canonicalize_dtype(dtype))
 
 
 def per_image(column: Any) -> Any:
@@ -40,17 +52,21 @@ def to_pixels(values: Any) -> Any:
 
 def shift_right(array: Any, bits: int) -> Any:
     """Return whole numbers divided by 2**bits, rounded down."""
-    return array >> bits if isinstance(array, np.ndarray) else library(array).bitwise.right_shift(array, bits)
+    lib = library(array)
+    return array >> bits if is_like_numpy(lib) else lib.bitwise.right_shift(array, bits)
 
 
 def crop(padded: Any, corners: Any, height: int, width: int) -> Any:
     """Return a part of each image, whose top and left are given: int32 (n, 2)."""
-    if isinstance(padded, np.ndarray):
+    lib = library(padded)
+    if lib is np:
         crops = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))
         return np.moveaxis(crops, 3, -1)[np.arange(len(padded)), corners[:, 0], corners[:, 1]]
-    tf = library(padded)
-    rows = tf.gather(padded, corners[:, :1] + tf.range(height), axis=1, batch_dims=1)
-    return tf.gather(rows, corners[:, 1:] + tf.range(width), axis=2, batch_dims=1)
+    if is_like_numpy(lib):
+        jax, size = sys.modules["jax"], (height, width, padded.shape[-1])
+        return jax.vmap(lambda image, at: jax.lax.dynamic_slice(image, (at[0], at[1], 0), size))(padded, corners)
+    rows = lib.gather(padded, corners[:, :1] + lib.range(height), axis=1, batch_dims=1)
+    return lib.gather(rows, corners[:, 1:] + lib.range(width), axis=2, batch_dims=1)
 
 
 def move(images: Any, columns: Any, fill_mode: str) -> Any:
@@ -78,6 +94,8 @@ def move(images: Any, columns: Any, fill_mode: str) -> Any:
         if lib is np:
             places = places + np.arange(len(flat))[:, None, None] * (height * width)
             return cast(flat.reshape(-1, channels).take(places, axis=0), "float32")
+        if is_like_numpy(lib):
+            return cast(sys.modules["jax"].vmap(lambda image, own: image[own])(flat, places), "float32")
         return cast(lib.gather(flat, places, axis=1, batch_dims=1), "float32")
 
     upper, lower = (inside(row + i, height) * width for i in (0, 1))
@@ -89,7 +107,7 @@ def move(images: Any, columns: Any, fill_mode: str) -> Any:
 def contrast(images: Any, factor: Any) -> Any:
     """Return images whose pixels have another distance from the mean of their channel, which is a whole number."""
     lib, (height, width) = library(images), images.shape[1:3]
-    total = (np.sum if lib is np else lib.reduce_sum)(cast(images, "int64"), axis=(1, 2), keepdims=True)
+    total = (lib.sum if is_like_numpy(lib) else lib.reduce_sum)(cast(images, "int64"), axis=(1, 2), keepdims=True)
     mean = (total + height * width // 2) // (height * width)
     return blend(images, mean, factor)
 
@@ -133,7 +151,7 @@ def smooth(images: Any) -> Any:
 def autocontrast(images: Any) -> Any:
     """Return images of which each channel reaches from 0 to 255."""
     lib, values = library(images), cast(images, "int32")
-    lowest, highest = (np.min, np.max) if lib is np else (lib.reduce_min, lib.reduce_max)
+    lowest, highest = (lib.min, lib.max) if is_like_numpy(lib) else (lib.reduce_min, lib.reduce_max)
     low, high = (edge(values, axis=(1, 2), keepdims=True) for edge in (lowest, highest))
     return cast(lib.where(high > low, (values - low) * 255 // lib.maximum(high - low, 1), values), "uint8")
 
@@ -143,11 +161,12 @@ def equalize(images: Any) -> Any:
     lib, (height, width, channels) = library(images), images.shape[1:]
     pixels = height * width
     values = cast(lib.reshape(lib.transpose(images, (0, 3, 1, 2)), (-1, pixels)), "int64")  # A row for each channel.
-    if lib is np:
-        of_row = np.arange(len(values))[:, None] * 256 + values
-        counts = np.bincount(of_row.ravel(), minlength=len(values) * 256).reshape(-1, 256)
-        last = np.take_along_axis(counts, values.max(axis=1, keepdims=True), axis=1)
-        before = np.cumsum(counts, axis=1) - counts
+    if is_like_numpy(lib):
+        of_row, num_counts = lib.arange(len(values))[:, None] * 256 + values, len(values) * 256
+        sized = {"minlength": num_counts} if lib is np else {"length": num_counts}
+        counts = lib.bincount(of_row.ravel(), **sized).reshape(-1, 256)
+        last = lib.take_along_axis(counts, values.max(axis=1, keepdims=True), axis=1)
+        before = lib.cumsum(counts, axis=1) - counts
     else:
         num_rows = lib.shape(values, lib.int64)[0]
         of_row = lib.reshape(lib.range(num_rows)[:, None] * 256 + values, [-1])
@@ -157,7 +176,10 @@ def equalize(images: Any) -> Any:
         before = lib.cumsum(counts, axis=1, exclusive=True)
     step = (pixels - last) // 255
     table = lib.minimum((step // 2 + before) // lib.maximum(step, 1), 255)
-    found = np.take_along_axis(table, values, axis=1) if lib is np else lib.gather(table, values, axis=1, batch_dims=1)
+    if is_like_numpy(lib):
+        found = lib.take_along_axis(table, values, axis=1)
+    else:
+        found = lib.gather(table, values, axis=1, batch_dims=1)
     found = lib.reshape(lib.where(step > 0, found, values), (-1, channels, height, width))
     return cast(lib.transpose(found, (0, 2, 3, 1)), "uint8")
 
@@ -191,6 +213,6 @@ def mix(own: Any, partner: Any, columns: Any) -> tuple[Any, Any]:
 
     rows, lines = within(y, height), within(x, width)
     images = lib.where(rows[:, :, None, None] & lines[:, None, :, None], partner, images)
-    total = np.sum if lib is np else lib.reduce_sum
+    total = lib.sum if is_like_numpy(lib) else lib.reduce_sum
     left = height * width - total(cast(rows, "int64"), axis=1) * total(cast(lines, "int64"), axis=1)
     return images, (2 * kept[:, 0] * left + height * width) // (2 * height * width)

@@ -49,6 +49,10 @@ class Strategy:
     place_batch: Callable[[Any, int], Any] = lambda batch, size: batch
     """On JAX: takes this worker's part of a batch, or all of it, arrays (n, ...), and how many examples the batch has;
     puts it on the devices."""
+    replicate: Callable[[Any], Any] = lambda array: array
+    """On JAX: puts all of an array that each worker has on each device."""
+    lay_out: Callable[[Any], Any] = lambda batch: batch
+    """On JAX, inside a step: cuts a batch over the devices."""
     all_reduce: Callable[[Any], Any] = lambda tensors: tensors
     """Inside a step: the sum of a list of tensors over all replicas, on each of them."""
     locate: Callable[[Any], tuple[tuple[str, ...], str, int]] = local_copies
@@ -78,6 +82,11 @@ class Strategy:
     def is_chief(self) -> bool:
         """Whether this process tracks, writes checkpoints and prints."""
         return self.worker == 0
+
+    @property
+    def on_cpus(self) -> bool:
+        """Whether the replicas are on CPUs."""
+        return all("cpu" in device.lower() for device in self.devices)
 
     @property
     def num_local_replicas(self) -> int:

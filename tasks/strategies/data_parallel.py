@@ -2,11 +2,11 @@
 strategies on JAX share."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
+import jax
 import keras
+import numpy as np
 
 from tasks import config
 from tasks.strategies import Strategy, _processes
@@ -56,9 +56,9 @@ def strategy(kind: str, distribution: Any, place: tuple[int, int], **more: Any) 
         more: of the strategy.
     """
     devices = tuple(str(device) for device in distribution.device_mesh.devices.flat)
+    mesh = distribution.device_mesh.backend_mesh
     worker, num_workers = place
     if num_workers > 1:
-        mesh = distribution.device_mesh.backend_mesh
         share = _processes.share_of_batch(mesh, distribution.batch_dim_name, worker)
         more |= {
             "worker": worker,
@@ -69,18 +69,33 @@ def strategy(kind: str, distribution: Any, place: tuple[int, int], **more: Any) 
             "broadcast": _processes.broadcast,
         }
 
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def replicate(array: Any) -> Any:
+        if num_workers == 1 or isinstance(array, jax.Array):
+            return jax.device_put(array, everywhere)
+        return jax.make_array_from_callback(np.shape(array), everywhere, lambda index: np.asarray(array)[index])
+
+    def layout_of(shape: tuple[int, ...]) -> Any:
+        return distribution.get_data_layout(shape).backend_layout
+
+    def lay_out(batch: Any) -> Any:
+        return jax.tree.map(lambda one: jax.lax.with_sharding_constraint(one, layout_of(one.shape)), batch)
+
     def place_one(array: Any, size: int) -> Any:
-        layout = distribution.get_data_layout((size, *array.shape[1:]))
+        layout = layout_of((size, *array.shape[1:]))
         if num_workers > 1:
-            return _processes.place(array, layout.backend_layout, size, share)
-        return keras.distribution.distribute_tensor(array, layout)
+            return _processes.place(array, layout, size, share)
+        return jax.device_put(array, layout)
 
     return Strategy(
         kind=kind,
         num_replicas=distribution.num_model_replicas,
         devices=devices,
-        scope=lambda: _scope(distribution),
+        scope=distribution.scope,
         place_batch=lambda batch, size: keras.tree.map_structure(lambda one: place_one(one, size), batch),
+        replicate=replicate,
+        lay_out=lay_out,
         locate=locate,
         collectives="none" if len(devices) == 1 else f"XLA all-reduce ({_collectives(devices, num_workers)})",
         backend="jax",
@@ -130,13 +145,6 @@ def find_devices(section: config.OnJax) -> list[str]:
             "Give some of these, a number, or null for all of them"
         )
     return wanted
-
-
-@contextmanager
-def _scope(distribution: Any) -> Iterator[None]:
-    """Make a distribution current: Keras reads it when variables are made, and in ``fit`` for each batch and layer."""
-    with upstream.batches_as_they_come(), distribution.scope():
-        yield
 
 
 def locate(variable: Any) -> tuple[tuple[str, ...], str, int]:

@@ -65,16 +65,39 @@ def iterate_in_calls(model: Any, receive: Callable[[Any], None]) -> None:
     The model is built already, and this is the only place where Keras shows the iterator before it reads it. Red
     without it: test_loops.py, and `fit` in test_parity.py.
     """
-    model._maybe_symbolic_build = lambda iterator, **_: receive(iterator)
+    name = "_maybe_symbolic_build" if hasattr(model, "_maybe_symbolic_build") else "_symbolic_build"  # On JAX.
+    setattr(model, name, lambda iterator=None, **_: receive(iterator))
 
 
-def set_calls(iterator: Any, calls: Callable[[Any], Iterator[tuple[int, int, Any]]]) -> None:
-    """Let an iterator of ``Model.fit`` go through an epoch by (first step, last step, source), made of its source.
+def set_calls(iterator: Any, calls: Callable[[], Iterator[tuple[int, int, Any]]]) -> None:
+    """Let an iterator of ``Model.fit`` go through an epoch by (first step, last step, source).
 
-    Its own calls do ``steps_per_execution`` steps each, and the last one of an epoch reads beyond the end. No issue
-    known. Red without it: test_loops.py.
+    Its own calls do ``steps_per_execution`` steps each, and the last one of an epoch reads beyond the end. On JAX it
+    asks the distribution once an epoch how to lay out a batch, and fails at a last one that does not divide:
+    keras#21167. Red without it: test_loops.py, test_jax.py.
     """
-    iterator._enumerate_iterator = lambda: calls(iter(iterator._get_iterator()))
+    iterator._enumerate_iterator = calls
+
+
+def keeping_state(model: Any, function: Callable[[Any, Any], Any], trains: bool) -> Callable[[Any], Any]:
+    """Return a function of (state, iterator) as one of the iterator, which returns the metrics' values.
+
+    Between the calls the model keeps the state as in ``Model.fit`` on JAX, so that callbacks find it in the variables,
+    and ``model.jax_state_sync()`` puts it there. Keras has no public way to do that in another loop. No issue known.
+    Red without it: test_jax.py.
+    """
+    groups = {f"{name}_variables": True for name in ("trainable", "non_trainable", *["optimizer"] * trains, "metrics")}
+    model._jax_state_synced, state = True, ()
+
+    def call(iterator: Any) -> Any:
+        nonlocal state
+        if model._jax_state_synced:
+            state = model._get_jax_state(**groups)
+        logs, state = function(state, iterator)
+        model._jax_state, model._jax_state_synced = dict(zip(groups, state, strict=True)), False
+        return logs
+
+    return call
 
 
 def layers_of(model: Any) -> list[Any]:
@@ -143,24 +166,6 @@ def leave_tensorflow_alone() -> None:
     from keras.src.utils import module_utils
 
     module_utils.tensorflow._available = False
-
-
-@contextlib.contextmanager
-def batches_as_they_come() -> Iterator[None]:
-    """Let ``Model.fit`` on JAX take batches as they come, which lie on the devices already.
-
-    Keras asks the distribution for a layout once an epoch, with the first batch, and then fails at a last one that does
-    not divide; and of several processes it takes each for the owner of a part. keras#21167. Red without it:
-    test_jax.py.
-    """
-    from keras.src.backend.jax import trainer
-
-    kept = trainer.JAXEpochIterator._get_distributed_iterator
-    trainer.JAXEpochIterator._get_distributed_iterator = lambda self, _: self.data_adapter.get_jax_iterator()
-    try:
-        yield
-    finally:
-        trainer.JAXEpochIterator._get_distributed_iterator = kept
 
 
 # JAX.

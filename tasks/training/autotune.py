@@ -5,8 +5,10 @@ be faster so; a training keeps that choice, because it changes how sums are roun
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import keras
 
@@ -16,6 +18,7 @@ from tasks.records import Tuning
 from tasks.system import upstream
 from tasks.system.errors import UserError
 from tasks.training import Training
+from tasks.training.position import Call
 
 CALL_SECONDS = 0.25
 """No call takes longer, if a step does not: a signal waits for its end, and the bar stands still."""
@@ -45,6 +48,39 @@ class Calls:
         first, last = section.profile_steps or (1, 0)
         self._ends = (first - 1, last)
         self._traced = False
+
+    def train(self, many: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
+        """Return the function that a loop calls to train on from the position, which must be moved on after it.
+
+        Args:
+            many: takes what the loop hands over (an epoch's iterator, on JAX after a state), the number of the first
+                step and how many; returns after how many of them the loss was a finite number, the metrics' values by
+                name, and on JAX a new state.
+        """
+
+        def function(*given: Any) -> Any:
+            position, began = self.position, self.position.now()
+            first, count = position.step, self.next(position.batches.steps - position.step_in_epoch)
+            finite, *found = many(*given, first, count)
+            loss = found[0].get("loss")
+            position.call = Call(first, count, loss, not self.strategy.on_cpus, finite, began, self.measure)
+            return found[0] if len(found) == 1 else tuple(found)
+
+        return function
+
+    def test(self, many: Callable[..., tuple[Any, ...]], steps: int) -> Callable[..., Any]:
+        """Return the function that a loop calls to measure a split of so many steps, by calls as long as those of the
+        training; after its last step the next call begins anew. For ``many`` see ``train``."""
+        done = 0
+
+        def function(*given: Any) -> Any:
+            nonlocal done
+            first, count = done, self.within(steps - done)
+            done = (done + count) % steps
+            _, *found = many(*given, first, count)
+            return found[0] if len(found) == 1 else tuple(found)
+
+        return function
 
     def next(self, left: int) -> int:
         """Return the number of steps of the training's next call, where ``left`` steps remain in the epoch."""
@@ -129,7 +165,7 @@ def _reason_against(training: Training) -> str:
     section, strategy, model = training.settings.train, training.strategy, training.model
     if strategy.backend != "tensorflow" or strategy.distributed or strategy.coordinator is not None:
         return f"nothing is chosen under strategy.kind={strategy.kind}"
-    if "CPU" not in strategy.devices[0] or section.dtype_policy != "float32":
+    if not strategy.on_cpus or section.dtype_policy != "float32":
         return "it was measured in float32 on CPUs alone"
     if section.deterministic:
         return "train.deterministic=true keeps to TensorFlow's own kernels"

@@ -1,16 +1,16 @@
 """The training loops. Each drives the same callbacks, so progress, tracking and checkpoints are the same everywhere."""
 
+import importlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 
-from tasks.input.batches import Batches
+from tasks.strategies import Strategy
 from tasks.system import upstream
 from tasks.training import Training
 from tasks.training.autotune import Calls
 from tasks.training.callbacks.stopping import ResumableEarlyStopping, StopBelowLimits
-from tasks.training.trace import marked
 
 Measure = Callable[[Any], dict[str, float]]
 
@@ -44,42 +44,30 @@ def thaws(training: Training) -> bool:
 def fit(training: Training) -> None:
     """Train with Keras' own ``Model.fit`` from the training's position to the end of its phase.
 
-    On TensorFlow ``Model.fit`` is given functions of ours, which gather batches from resident arrays and do many steps:
-    on one device Keras' own steps, under tf.distribute those of the custom loop, because there Keras' train function
-    fails with several steps a call, and with several workers altogether (keras#20585). A model on one device with a
-    step of its own is left to Keras.
+    ``Model.fit`` is given functions of ours, which gather batches from resident arrays and do many steps: on one device
+    and on JAX Keras' own steps, under tf.distribute those of the custom loop, because there Keras' train function fails
+    with several steps a call, and with several workers altogether (keras#20585).
 
     The data have the steps of one epoch and are iterated once an epoch; ``Position`` says which. So a call never runs
     over an epoch's end. An epoch that was left in its middle has fewer steps, and is a ``fit`` of its own.
     """
     model, strategy, batches, validation = training.model, training.strategy, training.batches, training.validation
-    data, measured = None, None
-    count, count_test = None, None
-    if strategy.backend == "tensorflow" and (strategy.distributed or not _steps_itself(model)):
-        from tasks.training import steps
-
-        calls = Calls(training)
-        data = steps.iterated(strategy, batches)
-        upstream.iterate_in_calls(model, lambda iterator: iterator.data_adapter.iterate_in_calls(iterator))
-        model.train_function = steps.train_function(training, calls)
-        count = calls.next
-        if validation is not None:
-            measured = steps.iterated(strategy, validation)
-            model.test_function = steps.test_function(training, validation, calls)
-            count_test = calls.within
-    held_out = None
+    functions, calls, held_out = steps_of(strategy), Calls(training), None
+    upstream.iterate_in_calls(model, lambda iterator: iterator.data_adapter.iterate_in_calls(iterator))
+    model.train_function = functions.train_function(training, calls)
+    data = functions.iterated(strategy, batches)
     if validation is not None:
-        held_out = Epochs(validation, validation.steps, measured, count_test, strategy.place_batch)
+        model.test_function = functions.test_function(training, validation, calls)
+        held_out = Epochs(validation.steps, functions.iterated(strategy, validation), calls.within)
 
     def fit_epochs(first: int, end: int, steps: int) -> None:
         model.fit(
-            Epochs(batches, steps, data, count, strategy.place_batch),
+            Epochs(steps, data, calls.next),
             epochs=end,
             initial_epoch=first,
             validation_data=held_out,
-            callbacks=list(training.callbacks),
+            callbacks=Listeners(training),
             shuffle=False,
-            verbose=0,
         )
 
     start, end = training.position.start, training.phase.end_epoch
@@ -93,60 +81,62 @@ def fit(training: Training) -> None:
         fit_epochs(first, end, batches.steps)
 
 
-def _steps_itself(model: Any) -> bool:
-    """Return whether a model's class has a step of its own, whose logs ``Model.fit`` passes on."""
-    names = ("train_step", "test_step", "make_train_function", "make_test_function")
-    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in names)
+class Listeners(keras.callbacks.CallbackList):
+    """The callbacks of a training. Keras' own list reads all numbers of each call for them, which waits for the call;
+    of these callbacks ``Position`` alone asks for one number, when the next call has begun."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__(
+            list(training.callbacks),
+            add_history=True,
+            model=training.model,
+            epochs=training.phase.end_epoch,
+            steps=training.batches.steps,
+            verbose=0,
+        )
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        for callback in self.callbacks:
+            callback.on_train_batch_end(batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        for callback in self.callbacks:
+            callback.on_test_batch_end(batch, logs)
 
 
 class Epochs(upstream.data_adapter()):  # type: ignore[misc]
-    """The batches that ``Model.fit`` reads: iterated once an epoch, with the number of an epoch's steps.
+    """What ``Model.fit`` reads: iterated once an epoch, with the number of an epoch's steps.
 
     Keras would ask the dataset, and a distributed one counts a step once for each replica. It must not learn the
     length from the end of the data either: the step that finds no data has already advanced Dropout's seeds.
     """
 
-    def __init__(
-        self,
-        batches: Batches,
-        steps: int,
-        dataset: Any = None,
-        count: Callable[[int], int] | None = None,
-        place: Callable[[Any, int], Any] = lambda batch, size: batch,
-    ) -> None:
+    def __init__(self, steps: int, dataset: Any, count: Callable[[int], int]) -> None:
         """
         Args:
-            batches: what is read.
             steps: of an epoch.
-            dataset: what TensorFlow iterates instead of that of ``batches``.
-            count: takes the steps that are left, returns those of the next call; without it Keras counts.
-            place: on JAX, puts a batch of so many examples on the devices.
+            dataset: what is iterated.
+            count: takes the steps that are left, returns those of the next call.
         """
-        self._batches = batches
         self._steps = steps
         self._dataset = dataset
         self._count = count
-        self._place = place
 
     def iterate_in_calls(self, iterator: Any) -> None:
         """Let an iterator of Keras' go through an epoch in calls of as many steps as ``count`` says: its own ones do
         the same number each time."""
 
-        def calls(source: Any) -> Iterator[tuple[int, int, Any]]:
-            done = 0
+        def calls() -> Iterator[tuple[int, int, Any]]:
+            source, done = iter(self._dataset), 0
             while done < self._steps:
-                count = self._count(self._steps - done) if self._count else self._steps
+                count = self._count(self._steps - done)
                 yield done, done + count - 1, source
                 done += count
 
         upstream.set_calls(iterator, calls)
 
     def get_tf_dataset(self) -> Any:
-        return self._batches.dataset if self._dataset is None else self._dataset
-
-    def get_jax_iterator(self) -> Iterator[Any]:
-        for step, batch in zip(self._batches.unread, marked(self._batches.arrays()), strict=True):
-            yield self._place(batch, self._batches.size(step))
+        return self._dataset
 
     @property
     def num_batches(self) -> int:
@@ -157,10 +147,10 @@ class Epochs(upstream.data_adapter()):  # type: ignore[misc]
 
 def custom(training: Training) -> None:
     """Train with our own loop from the training's position to the end of its phase."""
-    from tasks.training import steps
-
-    calls = Calls(training)
+    steps, calls = steps_of(training.strategy), Calls(training)
     train = steps.train_function(training, calls)
+    if training.strategy.backend == "jax":
+        train = upstream.keeping_state(training.model, train, trains=True)
     data = steps.iterated(training.strategy, training.batches)
 
     def train_epoch(epoch: int, listeners: Any) -> dict[str, float]:
@@ -173,11 +163,13 @@ def custom(training: Training) -> None:
             listeners.on_train_batch_end(done - 1, logs)
             if training.model.stop_training:
                 break
-        return numbers(logs)
+        return numbers(training.model, logs)
 
     measure = None
     if training.validation is not None:
         test = steps.test_function(training, training.validation, calls)
+        if training.strategy.backend == "jax":
+            test = upstream.keeping_state(training.model, test, trains=False)
         measure = measuring(training, test, calls, steps.iterated(training.strategy, training.validation))
     drive(training, train_epoch, measure)
 
@@ -192,9 +184,7 @@ def drive(training: Training, train_epoch: Callable[[int, Any], dict[str, float]
         measure: takes the callbacks, measures the validation split and calls them; returns the metrics.
     """
     model, last = training.model, training.phase.end_epoch
-    listeners = keras.callbacks.CallbackList(
-        list(training.callbacks), add_history=True, model=model, epochs=last, steps=training.batches.steps, verbose=0
-    )
+    listeners = Listeners(training)
     model.stop_training = False
     results: dict[str, float] = {}
     listeners.on_train_begin()
@@ -234,13 +224,21 @@ def measuring(
             logs = function(iterator)
             done += count
             listeners.on_test_batch_end(done - 1, logs)
-        results = numbers(logs)
+        results = numbers(training.model, logs)
         listeners.on_test_end(results)
         return results
 
     return measure
 
 
-def numbers(logs: dict[str, Any]) -> dict[str, float]:
-    """Return the metrics of a call as numbers, which waits for the call."""
+def steps_of(strategy: Strategy) -> Any:
+    """Return the module of the steps on a strategy's backend."""
+    return importlib.import_module(f"tasks.training.steps{'_on_jax' * (strategy.backend == 'jax')}")
+
+
+def numbers(model: Any, logs: dict[str, Any]) -> dict[str, float]:
+    """Return the metrics of a call as numbers, which waits for the call. On JAX the model's variables then have the
+    values after it."""
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
     return {name: float(value) for name, value in logs.items()}

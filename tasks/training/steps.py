@@ -5,7 +5,6 @@ the size of the *global* batch, so that the replicas' gradients add up to those 
 """
 
 import itertools
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,9 +20,9 @@ from tasks.training.autotune import Calls
 
 # Takes an epoch's iterator (if it reads one), does the steps of a call, returns the metrics' values so far by name.
 StepsFunction = Callable[[Any], dict[str, Any]]
-# Takes the iterator, the number of the first step and how many; returns the metrics' values, and after how many of the
-# steps the loss was still a finite number.
-ManySteps = Callable[[Any, int, int], tuple[dict[str, Any], Any]]
+# Takes the iterator, the number of the first step and how many; returns after how many of the steps the loss was still
+# a finite number, and the metrics' values.
+ManySteps = Callable[[Any, int, int], tuple[Any, dict[str, Any]]]
 
 
 def example_losses(loss: Any, labels: Any, outputs: Any) -> Any:
@@ -123,17 +122,12 @@ def _update_metrics(model: Any, strategy: Strategy, batch: Any, outputs: Any, to
 
 
 def train_function(training: Training, calls: Calls) -> StepsFunction:
-    """Return the function that a training loop calls: from the training's position on, as many steps a call as
-    ``calls`` says.
+    """Return the function that a training loop calls: ``calls.train``.
 
     ``fit`` on one device does Keras' own step, and all others ``train_step``. ``train.loop`` and ``train.jit_compile``
     are read. An ``ArraySource`` is gathered in the step, and the iterator is then not read.
-
-    Args:
-        training: its position says with which step a call begins, and must be moved on after it.
-        calls: learns how long each call takes.
     """
-    model, strategy, batches, position = training.model, training.strategy, training.batches, training.position
+    model, strategy, batches = training.model, training.strategy, training.batches
     step = _on_batch(model.train_step) if _keras_steps(training) else train_step(model, training.loss, strategy)
     jit_compile = training.settings.train.jit_compile is True
     source = batches.source
@@ -143,40 +137,16 @@ def train_function(training: Training, calls: Calls) -> StepsFunction:
     else:
         many = many_steps(model, strategy, tf.function(step, jit_compile=True) if jit_compile else step, batches)
 
-    def function(iterator: Any) -> dict[str, Any]:
-        first, began = position.step, time.perf_counter()
-        count = calls.next(batches.steps - position.step_in_epoch)
-        logs, finite = many(iterator, first, count)
-        if int(finite) < count:  # Reading it waits for an accelerator to have done its work.
-            position.nonfinite_step = first + int(finite) + 1
-        calls.measure(count, time.perf_counter() - began)
-        return logs
-
-    return function
+    return calls.train(many)
 
 
 def test_function(training: Training, batches: Batches, calls: Calls) -> StepsFunction:
-    """Return the function that measures a split, as many steps a call as the training takes; after the last step of a
-    pass the next call begins anew. As in ``train_function``, an ``ArraySource`` is gathered in the step.
-
-    Args:
-        training: of the model that is measured.
-        batches: the split's.
-        calls: says how many steps a call does.
-    """
+    """Return the function that measures the split of ``batches``: ``calls.test``. As in ``train_function``, an
+    ``ArraySource`` is gathered in the step."""
     model, strategy = training.model, training.strategy
     step = _on_batch(model.test_step) if _keras_steps(training) else test_step(model, training.loss, strategy)
     many = many_steps(model, strategy, step, batches)
-    done = 0
-
-    def function(iterator: Any) -> dict[str, Any]:
-        nonlocal done
-        first, count = done, calls.within(batches.steps - done)
-        done = (done + count) % batches.steps
-        logs, _ = many(iterator, first, count)
-        return logs
-
-    return function
+    return calls.test(many, batches.steps)
 
 
 def _keras_steps(training: Training) -> bool:
@@ -212,8 +182,8 @@ def many_steps(model: Any, strategy: Strategy, step: Callable[..., None], batche
         def iterate(iterator: Any, first: Any, count: Any) -> Any:
             return _repeat(model, strategy, count, lambda i: strategy.run(step, (next(iterator), examples(first + i))))
 
-        def many(iterator: Any, first: int, count: int) -> tuple[dict[str, Any], Any]:
-            done: tuple[dict[str, Any], Any] = iterate(
+        def many(iterator: Any, first: int, count: int) -> tuple[Any, dict[str, Any]]:
+            done: tuple[Any, dict[str, Any]] = iterate(
                 iterator, tf.constant(first, tf.int64), tf.constant(count, tf.int64)
             )
             return done
@@ -237,20 +207,20 @@ def many_steps(model: Any, strategy: Strategy, step: Callable[..., None], batche
 
         return _repeat(model, strategy, count, one)
 
-    def many_on_rows(iterator: Any, first: int, count: int) -> tuple[dict[str, Any], Any]:
+    def many_on_rows(iterator: Any, first: int, count: int) -> tuple[Any, dict[str, Any]]:
         parts = _rows_and_draws(batches, range(first, first + count))
         rows, *draws = [tf.constant(np.concatenate(arrays)) for arrays in parts]
         ends = tf.constant(np.cumsum([0, *map(len, parts[0])]))
         numbers = tf.constant(first, tf.int64), tf.constant(count, tf.int64)
-        done: tuple[dict[str, Any], Any] = gather(rows, draws, ends, *numbers)
+        done: tuple[Any, dict[str, Any]] = gather(rows, draws, ends, *numbers)
         return done
 
     return many_on_rows
 
 
-def _repeat(model: Any, strategy: Strategy, count: Any, one: Callable[[Any], Any]) -> tuple[dict[str, Any], Any]:
-    """Inside a ``tf.function``: do ``one(i)`` for i = 0 to count - 1; return the metrics' values, and after how many
-    steps the loss was still a finite number (``count`` for several workers, who would have to ask each other).
+def _repeat(model: Any, strategy: Strategy, count: Any, one: Callable[[Any], Any]) -> tuple[Any, dict[str, Any]]:
+    """Inside a ``tf.function``: do ``one(i)`` for i = 0 to count - 1; return after how many steps the loss was still
+    a finite number (``count`` for several workers, who would have to ask each other), and the metrics' values.
 
     It needs no autograph, which leaves a file of code in the temporary folder for each function.
     """
@@ -263,7 +233,7 @@ def _repeat(model: Any, strategy: Strategy, count: Any, one: Callable[[Any], Any
 
     zero = tf.constant(0, tf.int64)
     _, finite = tf.while_loop(lambda i, finite: i < count, body, [zero, zero])
-    return model.get_metrics_result(), finite
+    return finite, model.get_metrics_result()
 
 
 def compiled_steps(
@@ -283,17 +253,17 @@ def compiled_steps(
 
         return _repeat(model, strategy, count, one)
 
-    def many(iterator: Any, first: int, count: int) -> tuple[dict[str, Any], Any]:
+    def many(iterator: Any, first: int, count: int) -> tuple[Any, dict[str, Any]]:
         logs: dict[str, Any] = {}
-        good = 0
+        good: Any = 0
         for _, run in itertools.groupby(range(first, first + count), batches.size):
             parts = _rows_and_draws(batches, run)
             # XLA compiles for each shape. A short batch is one; fewer steps are filled up to be none.
             filled = [np.resize(np.stack(arrays), (most, *arrays[0].shape)) for arrays in parts]
             rows, *draws = map(tf.constant, filled)
-            logs, finite = compiled(rows, draws, tf.constant(len(parts[0]), tf.int64))
-            good += int(finite)
-        return logs, good
+            finite, logs = compiled(rows, draws, tf.constant(len(parts[0]), tf.int64))
+            good += finite  # To read it here would wait for an accelerator.
+        return good, logs
 
     return many
 

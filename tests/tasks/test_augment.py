@@ -1,6 +1,7 @@
 from collections import Counter
 from itertools import product
 
+import jax
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -34,7 +35,7 @@ def section_of(**values):
 @pytest.mark.slow  # What compiles in each example takes half a minute.
 @hypothesis_settings(deadline=None, max_examples=25)
 @given(data=st.data())
-def test_numpy_tensorflow_and_xla_augment_alike(data):
+def test_numpy_tensorflow_xla_and_jax_augment_alike(data):
     count, seed = data.draw(st.integers(0, 5), "count"), data.draw(st.integers(0, 100), "seed")
     shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3, 4])), "shape")
     on = data.draw(st.sets(st.sampled_from(sorted(MOST))), "on")
@@ -49,6 +50,8 @@ def test_numpy_tensorflow_and_xla_augment_alike(data):
     for jit_compile in (False, True):
         traced = tf.function(lambda *args: augment(*args, section), jit_compile=jit_compile)
         np.testing.assert_array_equal(traced(tf.constant(images), tf.constant(draws)).numpy(), here)
+    if count:
+        np.testing.assert_array_equal(jax.jit(lambda *args: augment(*args, section))(images, draws), here)
 
 
 @pytest.mark.slow
@@ -64,7 +67,7 @@ def test_numpy_tensorflow_and_xla_augment_alike(data):
         ),
     ],
 )
-def test_numpy_tensorflow_and_xla_mix_alike(num_classes, channels, jit_compile):
+def test_numpy_tensorflow_xla_and_jax_mix_alike(num_classes, channels, jit_compile):
     rng = np.random.default_rng(channels)
     section = section_of(mixup=0.5, cutmix=1.0, rand_augment=config.RandAugment(num_layers=2, magnitude=9))
     draws = pass_draws(60, 3, 0, section)
@@ -79,10 +82,12 @@ def test_numpy_tensorflow_and_xla_mix_alike(num_classes, channels, jit_compile):
     assert [one.dtype for one in here] == [np.uint8, np.float32, np.float32]
     assert [one.shape for one in here] == [(60, 7, 9, channels), (60, num_classes or 4), (60,)]
     traced = tf.function(lambda *args: augment_batch(*args, section, num_classes), jit_compile=jit_compile)
-    there = [one.numpy() for one in traced(tuple(map(tf.constant, batch)), tf.constant(draws[places]))]
-    np.testing.assert_array_equal(there[0], here[0])
-    np.testing.assert_array_equal(there[1], here[1])
-    np.testing.assert_allclose(there[2], here[2], rtol=1e-6)
+    on_tensorflow = [one.numpy() for one in traced(tuple(map(tf.constant, batch)), tf.constant(draws[places]))]
+    on_jax = jax.jit(lambda *args: augment_batch(*args, section, num_classes))(batch, draws[places])
+    for there in (on_tensorflow, on_jax):
+        np.testing.assert_array_equal(there[0], here[0])
+        np.testing.assert_array_equal(there[1], here[1])
+        np.testing.assert_allclose(there[2], here[2], rtol=1e-6)
 
 
 def test_the_draws_stay_the_same_with_other_versions_and_machines():

@@ -142,8 +142,6 @@ BAD = [
     # what a strategy cannot do
     (["strategy.kind=parameter_server"],
      ["train.loop = 'fit'", "driven by custom", "set train.loop=custom", "one_device, mirrored, multi_worker, tpu"]),
-    (["strategy.kind=data_parallel", "train.loop=custom"],
-     ["train.loop = 'custom'", "driven by fit", "set train.loop=fit", "mirrored, multi_worker, parameter_server, tpu"]),
     (["strategy.kind=mirrored", "train.jit_compile=true"],
      ["train.jit_compile = true", "strategy.kind=mirrored", "XLA compiles a step", "give train.jit_compile=false"]),
     (["strategy.kind=multi_worker", "train.gradient_accumulation_steps=3"],

@@ -51,6 +51,10 @@ try:
 except ValueError as error:
     print("is partitioned 2 times, but the dimension size is 1" in str(error))
 """
+STATE = """
+import keras
+print([name for name in dir(keras.Model) if "state" in name and "stateless" not in name and name[0] != "_"])
+"""
 # Modules that a dependency does not promise, in whatever way they are named.
 PRIVATE = re.compile(
     r"keras\.src|tensorflow\.(core|python|compiler)|tensorflow_datasets\.core|jaxlib|mlflow\.utils|(\w+\.)+_[a-z]"
@@ -193,7 +197,13 @@ def test_keras_exports_the_loss_that_a_model_was_compiled_with(tmp_path):
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_keras_on_jax_fails_at_a_last_batch_that_does_not_divide():
-    assert_needed("batches_as_they_come", said_by(LAST_BATCH, "jax") == "True")
+    assert_needed("set_calls", said_by(LAST_BATCH, "jax") == "True")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_keras_on_jax_can_only_be_asked_to_put_a_state_back():
+    assert_needed("keeping_state", said_by(STATE, "jax") == "['get_state_tree', 'jax_state_sync', 'set_state_tree']")
 
 
 def test_jax_has_no_option_for_the_address_of_gloo():

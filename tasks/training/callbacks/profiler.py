@@ -89,14 +89,16 @@ class Profiler(keras.callbacks.Callback):
             last_of_call = done + min(self._steps_per_execution, left_in_epoch)
             if done >= self.last_step or last_of_call < self.first_step:
                 return
+            self.position.wait()
             with self.position.aside():
                 self.tracer.start(self.folder)
             self._tracing = True
         counted = {} if self._first_call else {"epoch": self.position.epoch}
         self._call.enter_context(self.tracer.mark_call(done + 1, counted))
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        # Keras has read the loss for its callbacks, so an accelerator has done what the call handed to it.
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._first_call or self.position.step >= self.last_step:
+            self.position.wait()  # The mark of the last call ends with its steps.
         self._call.close()
         if self._tracing and not self._first_call:
             self.num_steps += self.position.step - self._done

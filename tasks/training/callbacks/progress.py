@@ -35,8 +35,8 @@ class Throughput(keras.callbacks.Callback):
     """Measures examples per second over all training steps after the first call, without validation, checkpoints and
     the profiler's own work; and the first call, which traces and compiles, by itself.
 
-    Where each size of a batch is compiled for itself, as by XLA, the first call with an epoch's short last batch is
-    left out, too: with it, an epoch of digits on JAX seemed a 23rd as fast (717 examples/s in place of 16,681).
+    Where TensorFlow has XLA compile each size of a batch for itself, the first call with an epoch's short last batch is
+    left out, too: with it, an epoch of digits seemed a 23rd as fast (717 examples/s in place of 16,681).
     """
 
     def __init__(self, position: Position, began: float, compiles_each_size: bool = False) -> None:
@@ -61,14 +61,15 @@ class Throughput(keras.callbacks.Callback):
         return self.num_examples / self.seconds if self.num_examples else None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        self._epoch_began, self._since = time.perf_counter(), self._now()
+        self._epoch_began, self._since = time.perf_counter(), self.position.now()
         self._step = self.position.step
         if self.first_call_seconds is None:
             self.setup_seconds = self._epoch_began - self.began
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        # Keras has read the loss for its callbacks, so an accelerator has done what the call handed to it.
-        now, step = self._now(), self.position.step
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self.first_call_seconds is None:
+            self.position.wait()  # An epoch's last call is done, too: ``Position`` has waited for it.
+        now, step = self.position.now(), self.position.step
         sizes = [self.position.batches.size(done) for done in range(self._step, step)]
         compiled = self._compiles_each_size and not self._compiled.issuperset(sizes)
         self._compiled.update(sizes)
@@ -84,9 +85,6 @@ class Throughput(keras.callbacks.Callback):
         begun_here = epoch > self.position.start.epoch or not self.position.start.step_in_epoch
         if begun_here and self.position.epoch > epoch:
             self.epoch_seconds.append(time.perf_counter() - self._epoch_began)
-
-    def _now(self) -> float:
-        return time.perf_counter() - self.position.aside_seconds
 
 
 class ProgressBar(keras.callbacks.Callback):
@@ -114,7 +112,7 @@ class ProgressBar(keras.callbacks.Callback):
             self._task = self._bar.add_task(f"epoch {epoch + 1}/{self.epochs}", total=self.steps)
             self._bar.start()
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=min(batch + 1, self.steps))
 

@@ -3,13 +3,14 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import keras
 
 from tasks.modeling import metrics
 from tasks.system.errors import Interrupted
 from tasks.training import Training
-from tasks.training.callbacks.stopping import ResumableEarlyStopping
+from tasks.training.callbacks.stopping import ResumableEarlyStopping, refuse_nonfinite
 from tasks.training.checkpoints import Checkpoints
 from tasks.training.model_state import snapshot, snapshot_pieces
 from tasks.training.shards import ShardWriter
@@ -67,7 +68,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
         if epoch == start.epoch and start.step_in_epoch:
             self.restore_metrics()  # Keras has just reset them, and this epoch's first part is in them.
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         done, every = self.position.step, self.section.every_steps
         self._due = self._due or (every is not None and done // every > self._last_step // every)
         self._last_step = done
@@ -126,6 +127,8 @@ class SaveCheckpoints(keras.callbacks.Callback):
         if self.position.step == self._saved_step:
             return  # The last step of an epoch can be due twice, and every worker must take that the same way.
         self._saved_step = self.position.step
+        self.position.wait()
+        refuse_nonfinite(self.position)
         with self.position.aside():
             if self.checkpoints is None:
                 if not self.strategy.is_one_program:

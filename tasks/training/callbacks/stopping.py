@@ -80,6 +80,12 @@ class NonFiniteLoss(StratagemError):
         )
 
 
+def refuse_nonfinite(position: Position) -> None:
+    """Raise ``NonFiniteLoss`` if the loss of the steps that are known to be done is no finite number."""
+    if position.nonfinite_loss is not None:
+        raise NonFiniteLoss(f"train/loss is {position.nonfinite_loss}", position)
+
+
 class StopOnNonFinite(keras.callbacks.Callback):
     """Ends a training whose loss is no finite number, on every worker at the same step, before anything is saved."""
 
@@ -87,11 +93,15 @@ class StopOnNonFinite(keras.callbacks.Callback):
         super().__init__()
         self.position = position
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        self._check(logs)
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        refuse_nonfinite(self.position)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        self._check(logs)  # Of the validation: what the epoch's last step did to the weights shows there first.
+        # What the epoch's last step did to the weights shows in the validation first.
+        losses = {name: value for name, value in (logs or {}).items() if name in ("loss", "val_loss")}
+        for name, value in metrics.by_split(losses).items():
+            if not math.isfinite(value):
+                raise NonFiniteLoss(f"{name} is {value}", self.position)
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         # What the last step of all did to the weights, no loss shows.
@@ -102,9 +112,3 @@ class StopOnNonFinite(keras.callbacks.Callback):
                 finite = np.isfinite(keras.ops.convert_to_numpy(variable)).all()
             if not bool(finite):
                 raise NonFiniteLoss(f"{variable.path} is no finite number", self.position)
-
-    def _check(self, logs: dict[str, float] | None) -> None:
-        losses = {name: value for name, value in (logs or {}).items() if name in ("loss", "val_loss")}
-        for name, value in metrics.by_split(losses).items():
-            if not math.isfinite(value):
-                raise NonFiniteLoss(f"{name} is {value}", self.position)

@@ -1,0 +1,167 @@
+"""The training and test steps on JAX, and the compiled functions that do them; ``steps.py`` has those on TensorFlow.
+
+One program spans all devices, so the loss of Keras' own step is that of the whole global batch, and both loops do it.
+A state is what Keras hands from step to step: the values of the trainable variables, of all others, of the optimizer's
+(in training) and of the metrics', a list of each.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from functools import lru_cache
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+from tasks.input.array import ArraySource, read_at_random
+from tasks.input.augment import augment_batch, is_images
+from tasks.input.batches import Batches
+from tasks.strategies import Strategy
+from tasks.training import Training
+from tasks.training.autotune import Calls
+from tasks.training.trace import marked
+
+State = tuple[list[Any], ...]
+# Takes a state and an epoch's iterator (which it may not read), does the steps of a call, returns the metrics' values
+# so far by name, and the new state.
+StepsFunction = Callable[[State, Any], tuple[dict[str, Any], State]]
+# Takes a state, the iterator, the number of the first step and how many; returns after how many of the steps the loss
+# was still a finite number, the metrics' values, and the new state.
+ManySteps = Callable[[State, Any, int, int], tuple[Any, dict[str, Any], State]]
+
+LENGTHS = 32, 1
+"""How many steps one compiled loop does. XLA compiles for each number, so a call is put together from these."""
+MAX_SIDE = 2000
+"""Pixels along a side of images that are augmented on a device, where whole numbers have 32 bits."""
+
+log = logging.getLogger(__name__)
+
+
+def train_function(training: Training, calls: Calls) -> StepsFunction:
+    """Return the function that a training loop calls: ``calls.train``."""
+    on_cpus = training.strategy.on_cpus
+    how = "one by one: XLA computes a loop's steps on one thread of a CPU" if on_cpus else f"up to {LENGTHS[0]} at once"
+    log.info("steps     %s", how)
+    return calls.train(_many_steps(training, training.batches, "train_step"))
+
+
+def test_function(training: Training, batches: Batches, calls: Calls) -> StepsFunction:
+    """Return the function that measures the split of ``batches``: ``calls.test``."""
+    return calls.test(_many_steps(training, batches, "test_step"), batches.steps)
+
+
+def iterated(strategy: Strategy, batches: Batches) -> Iterable[Any]:
+    """Return what a loop iterates once an epoch: nothing of interest, where a step gathers from resident arrays."""
+    return itertools.repeat(None) if _resident(batches) else _Placed(strategy, batches)
+
+
+class _Placed:
+    """The batches of the rest of an epoch, which the host reads, on the devices."""
+
+    def __init__(self, strategy: Strategy, batches: Batches) -> None:
+        self.strategy = strategy
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        for step, batch in zip(self.batches.unread, marked(self.batches.arrays()), strict=True):
+            yield self.strategy.place_batch(batch, self.batches.size(step))
+
+
+def _resident(batches: Batches) -> ArraySource | None:
+    """Return the source of a split that the devices hold all of, else None."""
+    source = batches.source
+    if not isinstance(source, ArraySource) or not source.fits_accelerator:
+        return None
+    sides = [max(array.shape[1:3]) for array in jax.tree.leaves(source.mapped()[0]) if is_images(array)]
+    return source if batches.augmentation is None or max(sides, default=0) <= MAX_SIDE else None
+
+
+def _many_steps(training: Training, batches: Batches, name: str) -> ManySteps:
+    """Return what does steps ``first`` to ``first + count - 1`` of a split; ``name`` is that of Keras' step."""
+    model, strategy = training.model, training.strategy
+    step, resident = getattr(model, name), _resident(batches)
+    read: Callable[..., Any] = _gather(strategy, batches) if resident else lambda data, rows, place, size: data
+    data = None
+    if resident:
+        data = jax.tree.map(strategy.replicate, resident.resident(strategy.replicate))
+        if batches.shuffle:
+            read_at_random(resident.mapped())  # A CPU copies nothing.
+    lengths = (1,) if strategy.on_cpus or not resident else LENGTHS
+    none = strategy.replicate(np.int32(0))
+    functions: dict[tuple[int, int], Any] = {}
+    last, shardings = None, None
+
+    @lru_cache(maxsize=2)  # A pass, and the one after it.
+    def on_devices(number: int) -> Any:
+        return jax.tree.map(strategy.replicate, batches.pass_rows(number))
+
+    def compiled(size: int, length: int) -> Any:
+        """Return the function that does ``length`` steps, each of ``size`` examples. Like Keras' own it takes over the
+        memory of the state that it is given."""
+
+        def steps(state: State, finite: Any, data: Any, rows: Any, place: Any) -> Any:
+            def one(carried: Any, number: Any) -> Any:
+                state, finite = carried
+                _, state = step(state, read(data, rows, place + number * size, size))
+                good = jnp.isfinite(state[-1][0])  # The sum of the epoch's losses so far.
+                return (state, finite + good.astype(finite.dtype)), None
+
+            (state, finite), _ = lax.scan(one, (state, finite), jnp.arange(length, dtype=jnp.int32))
+            with keras.StatelessScope(list(zip(model.metrics_variables, state[-1], strict=True))):
+                return state, finite, model.get_metrics_result()
+
+        return jax.jit(steps, donate_argnums=0, out_shardings=(shardings, none.sharding, None))
+
+    def many(state: State, iterator: Any, first: int, count: int) -> tuple[Any, dict[str, Any], State]:
+        nonlocal last, shardings
+        if state is not last:
+            # Out of the variables, which may not be committed to their devices: JAX would compile for that anew.
+            shardings = jax.tree.map(lambda array: array.sharding, state)
+            state = jax.device_put(state, shardings)
+        finite, logs = none, {}
+        for start, length in _runs(batches, first, count, lengths):
+            number, step_in_pass = divmod(start, batches.steps_in_pass)
+            source = (data, on_devices(number)) if resident else (next(iterator), None)
+            place = np.int32(step_in_pass * batches.global_batch_size)
+            kind = batches.size(start), length
+            # The first of all, which traces and compiles, counts as a call, and another one no more.
+            with training.position.aside() if functions and kind not in functions else nullcontext():
+                function = functions.get(kind) or functions.setdefault(kind, compiled(*kind))
+                state, finite, logs = function(state, finite, *source, place)
+        last = state
+        return finite, logs, state
+
+    return many
+
+
+def _runs(batches: Batches, first: int, count: int, lengths: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Yield the first step and the length of each compiled loop of a call: of one pass and one size of batch."""
+    end = first + count
+    while first < end:
+        alike = 1
+        while alike < lengths[0] and first + alike < end and (first + alike) % batches.steps_in_pass:
+            if batches.size(first + alike) != batches.size(first):
+                break
+            alike += 1
+        length = next(length for length in lengths if length <= alike)
+        yield first, length
+        first += length
+
+
+def _gather(strategy: Strategy, batches: Batches) -> Callable[..., Any]:
+    """Return what gathers a batch inside a step, and augments it: ``gather(data, pass_rows, place, size)``."""
+    section = batches.augmentation
+
+    def gather(data: Any, pass_rows: Any, place: Any, size: int) -> Any:
+        rows, draws = jax.tree.map(lambda array: lax.dynamic_slice_in_dim(array, place, size), pass_rows)
+        batch = jax.tree.map(lambda array: array.at[rows].get(mode="promise_in_bounds"), data)
+        if section is not None:
+            batch = augment_batch(batch, draws, section, batches.num_classes)
+        return strategy.lay_out(batch)
+
+    return gather
