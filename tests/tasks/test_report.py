@@ -1,5 +1,7 @@
 import csv
 import json
+import subprocess
+import sys
 from xml.etree import ElementTree
 
 import matplotlib.image
@@ -289,3 +291,9 @@ def test_a_comparison_as_csv_keeps_the_numbers(tmp_path):
 def test_seconds_take_few_letters(seconds, text):
     table = reports.figures_table(compared(WORKED.model_copy(update={"tracing_seconds": seconds})))
     assert dict(zip(table.header, table.rows[0], strict=True)).get("tracing, s", "-") == text
+
+
+def test_a_command_that_prints_tables_imports_neither_matplotlib_nor_numpy():
+    said = "import sys, tasks.reports, flows.cli.training; print({'matplotlib', 'numpy'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
