@@ -91,7 +91,7 @@ def history_section(dataset: str, epochs: int, repeats: int) -> str:
 
 
 def copy_run(folder: Path, count: int) -> None:
-    """Make so many runs of one, which differ in id and number; what is no text of theirs is linked, not copied."""
+    """Make so many runs of one, which differ in id and number; what is not text of theirs is linked, not copied."""
     for number in range(2, count + 2):
         run_id = f"{number:032x}"
         made = folder.with_name(run_id)

@@ -145,7 +145,7 @@ def _seconds_of_round(progress: ComparisonProgress, number: int) -> float:
 
 
 def in_order_of(number: int, rows: Sequence[T]) -> Sequence[T]:
-    """Return rows there and back, by the number of a round: a machine that grows busier is no row's advantage."""
+    """Return rows there and back, by the number of a round: a machine that grows busier is not a row's advantage."""
     return rows[:: 1 if number % 2 else -1]
 
 

@@ -201,7 +201,7 @@ def judged(one: Trial, search: Search, run: Run, trained: TrainingResult, began:
     which model is evaluated."""
     values = trained.history[search.plan.metric]
     if wrong := [epoch for epoch, value in enumerate(values, 1) if not math.isfinite(value)]:
-        why = f"{search.plan.metric} was no finite number after epoch {wrong[0]}"
+        why = f"{search.plan.metric} was not a finite number after epoch {wrong[0]}"
         return one.model_copy(update={"state": "failed", "reason": why, "run_id": run.run_id, "seconds": _since(began)})
     limits = runs.load_limits(run)
     missed = limits.missed(values) if limits is not None else None

@@ -39,7 +39,7 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
 
     Raises:
         UserError: no such checkpoint, or it is of another model; or a damaged array.
-        StratagemError: the model's outputs are no numbers.
+        StratagemError: the model's outputs are not numbers.
     """
     sources.verify(settings.input, prepared)
     models.set_precision(settings.train.dtype_policy)
@@ -51,7 +51,7 @@ def evaluate(settings: config.Settings, prepared: PreparedDataset, training: Tra
     labels, values, target = found.labels, found.values, prepared.target
     if not np.isfinite(values).all():
         raise StratagemError(
-            f"checkpoint {state.step} of run {training.run_id} gives outputs that are no numbers: its training "
+            f"checkpoint {state.step} of run {training.run_id} gives outputs that are not numbers: its training "
             "diverged. Train again with a lower schedule.learning_rate, or evaluate an earlier checkpoint"
         )
     example_losses = losses.find_loss(settings.train, prepared).of_predictions(labels, values)

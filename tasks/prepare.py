@@ -26,7 +26,7 @@ def prepare(dataset: config.Description) -> PreparedDataset:
 
     A split becomes <split>_<feature>s.npy for each feature, of its dtype, (n, *shape), <split>_labels.npy and, where
     examples have weights, <split>_weights.npy, see ``records.PreparedSplit``. A feature with a vocabulary has it in
-    <feature>_vocabulary.json; columns of the test split that are no features are in test_metadata.json. The same source
+    <feature>_vocabulary.json; columns of the test split that are not features are in test_metadata.json. The same source
     gives the same bytes.
 
     Args:
@@ -122,7 +122,7 @@ def _write_vocabularies(examples: kinds.Examples, new: Path, target: Path) -> di
 
 
 def _write_metadata(examples: kinds.Examples, new: Path, target: Path) -> str | None:
-    """Write the columns of the test split that are no features; return their path in ``target``, None without any."""
+    """Write the columns of the test split that are not features; return their path in ``target``, None without any."""
     if examples.metadata_of is None:
         return None
     with (new / "test_metadata.json").open("w", encoding="utf-8") as file:

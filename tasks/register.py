@@ -125,7 +125,7 @@ def _why_not_registered(
         return "register.enabled is false"
     if training.nonfinite_steps:
         steps = ", ".join(map(str, training.nonfinite_steps))
-        return f"the loss was no finite number at step {steps}, and such a run is never registered"
+        return f"the loss was not a finite number at step {steps}, and such a run is never registered"
     value = evaluation.metrics.get(section.metric)
     if value is None:
         return _unmeasured(section.metric, run, _evaluated(evaluation, prepared))

@@ -99,7 +99,7 @@ def train(
 
     Raises:
         Interrupted: ``stop`` was set.
-        NonFiniteLoss: the loss was no finite number, and no rollback is left.
+        NonFiniteLoss: the loss was not a finite number, and no rollback is left.
         UserError: data, batch, devices or checkpoint do not fit the settings; nothing was trained.
         StratagemError: a checkpoint could not be written.
     """
@@ -137,7 +137,7 @@ def _train(
     stop: threading.Event,
     began: float,
 ) -> TrainingResult | None:
-    """Train until the end, or until the loss is no finite number, or until layers are to be thawed: then None."""
+    """Train until the end, or until the loss is not a finite number, or until layers are to be thawed: then None."""
     strategy, global_batch_size = check(settings, prepared)
     folder = config.project_root() / run.folder
     with contextlib.ExitStack() as opened:
@@ -201,7 +201,7 @@ def assist(settings: config.Settings, prepared: PreparedDataset, stop: threading
 
 
 def _assist(settings: config.Settings, prepared: PreparedDataset, stop: threading.Event) -> bool:
-    """Train with the chief until the end, or until the loss is no finite number, or until layers are to be thawed: then
+    """Train with the chief until the end, or until the loss is not a finite number, or until layers are to be thawed: then
     True."""
     strategy, _ = check(settings, prepared)
     # Before the model is made, for which workers with other settings would wait for each other.

@@ -90,7 +90,7 @@ def test_the_image_for_gpus_has_what_the_lock_has_and_cudas_libraries():
 
 
 def test_a_pod_of_prefects_is_what_kubernetes_takes():
-    """The pool's template, filled in as Prefect does; its worker, which is no part of the lock, was tried by hand."""
+    """The pool's template, filled in as Prefect does; its worker, which is not part of the lock, was tried by hand."""
     template = json.loads((DEPLOY / "kubernetes-pool.json").read_text())
     given = {
         "image": "example.org/stratagem:1",

@@ -62,7 +62,7 @@ def _as_page(document: Path, places: dict[Path, str], folder: Path) -> str:
 
     # GitHub draws Mermaid; here a script of elsewhere would have to.
     text = document.read_text(encoding="utf-8").replace("```mermaid\n", "```text\n")
-    # What is between fences is no link. Code may be the text of one, so only fences are left out.
+    # What is between fences is not a link. Code may be the text of one, so only fences are left out.
     parts = re.split(r"(^ *```.*?^ *```$)", text, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if number % 2 else LINK.sub(linked, part) for number, part in enumerate(parts))
 

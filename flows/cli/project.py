@@ -26,7 +26,7 @@ def init(
 ) -> None:
     """Make a new project: params.yaml, recipes, the dataset digits, what DVC and Prefect need.
 
-    The code is no part of it, and stays where it is installed.
+    The code is not part of it, and stays where it is installed.
     """
     with command(debug):
         from shlex import quote

@@ -18,7 +18,7 @@ from tasks.operations import pipeline
 from tasks.records import Ended
 
 # A flow run of another server, or a server that is away or does not let us: it is left to that one, or a later start.
-# What is no id at all stops no start either.
+# What is not an id at all stops no start either.
 LEFT_FOR_LATER = (ObjectNotFound, httpx.HTTPError, ValueError)
 
 

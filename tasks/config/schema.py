@@ -44,13 +44,13 @@ def _regular_expression(text: str) -> str:
         re.compile(text)
     except re.error as error:
         raise ValueError(
-            f"'{text}' is no regular expression ({error}): write a layer's name, or such as conv.*"
+            f"'{text}' is not a regular expression ({error}): write a layer's name, or such as conv.*"
         ) from None
     return text
 
 
 def _weights_source(text: str) -> str:
-    # A path may hold anything; what is no path is told apart here.
+    # A path may hold anything; what is not a path is told apart here.
     if not re.fullmatch(r"[0-9a-f]{32}|models:/[^/@]+(@[^/@]+|/\d+)|(?!models:).+\.(keras|h5)", text):
         raise ValueError(f"'{text}': write a run's id, FILE.keras, FILE.h5, models:/NAME@ALIAS or models:/NAME/VERSION")
     return text
@@ -64,7 +64,7 @@ def _remote_address(text: str) -> str:
     if scheme not in REMOTE_SCHEMES or not first or odd or place.startswith("/") != (scheme == "file"):
         raise ValueError(
             f"'{text}': write s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, abfs://CONTAINER/FOLDER or file:///FOLDER; "
-            "credentials are no part of it: they come from the environment"
+            "credentials are not part of it: they come from the environment"
         )
     return text.rstrip("/")
 

@@ -340,7 +340,7 @@ class ModelParallel(OnJax):
                 re.compile(self.expression_of(rule))
             except re.error as error:
                 raise ValueError(
-                    f"layout has the rule '{rule}', which is no regular expression ({error}): write it as one on the "
+                    f"layout has the rule '{rule}', which is not a regular expression ({error}): write it as one on the "
                     "end of a path, such as .*kernel"
                 ) from None
             for axis in axes:

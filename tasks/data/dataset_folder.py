@@ -33,7 +33,7 @@ PARAMS    outs:
           persist: true
 """
 INSTALLED_COMMAND = "python -m stratagem stage"
-"""In place of `python -m tasks`: an installed package is no top-level name `tasks` (``stratagem.py``)."""
+"""In place of `python -m tasks`: an installed package is not a top-level name `tasks` (``stratagem.py``)."""
 PARAMETER = "      - data/${dataset.name}/%s:\n          - %s\n"
 READER = "reader.json"
 """Has the version of the kind's reader, on which ``prepare`` depends in place of the files of our code: these lie
@@ -306,7 +306,7 @@ def remove(folder: Path, root: Path) -> list[str]:
     Archives stay in raw/downloads.
 
     Raises:
-        UserError: it is no dataset's folder, or a link.
+        UserError: it is not a dataset's folder, or a link.
     """
     if not files.is_inside(folder, root):
         raise UserError(f"{folder.relative_to(root)} leads to another folder: remove it yourself")

@@ -1,6 +1,6 @@
 """data/<name>/report: statistics of a dataset, results of its checks, and pictures.
 
-The report lies beside `prepared`, so it is no part of the data version. Neither a framework nor NumPy is imported.
+The report lies beside `prepared`, so it is not part of the data version. Neither a framework nor NumPy is imported.
 """
 
 import hashlib

@@ -23,7 +23,7 @@ from tasks.system.errors import UserError, listed, one_of, shown
 LOOKED_AT = 20_000
 """Rows from the first on that say what a column is."""
 MISTAKES, SAMPLE = 0.1, 1000
-"""Where no more values of a sample are no numbers, they are mistakes in a column of numbers, which `prepare` names."""
+"""Where no more values of a sample are not numbers, they are mistakes in a column of numbers, which `prepare` names."""
 MAX_CLASSES = 20
 """A target of whole numbers with more values is a regression."""
 WORDS_OF_A_TEXT = 3
@@ -415,7 +415,7 @@ def _task(dataset: config.Table, looked: dict[str, list[Any]]) -> str:
     """Return what is learnt.
 
     Raises:
-        UserError: several columns that are no numbers.
+        UserError: several columns that are not numbers.
     """
     if dataset.separator is not None:
         return "multilabel"

@@ -44,7 +44,7 @@ class TableFile:
         quotes: whether quotes surround values of CSV.
 
     Raises:
-        UserError: no such file, one that is no table, or columns without a name or with the same.
+        UserError: no such file, one that is not a table, or columns without a name or with the same.
     """
 
     def __init__(
@@ -288,14 +288,14 @@ class TableFile:
                             "Keep one of them"
                         ) from None
                     except (ValueError, RecursionError) as error:
-                        raise self.refused(f"line {number} is no JSON ({error})") from None
+                        raise self.refused(f"line {number} is not JSON ({error})") from None
                     if "\\ud" in line.lower() and _has_half_characters(row):
                         raise self.refused(
                             f"line {number} has half of a character (such as \\ud83d alone), "
                             "which no text can hold. Write the whole character"
                         )
                     if not isinstance(row, dict):
-                        raise self.refused(f"line {number} is no JSON object: {cut(line, 80)!r}")
+                        raise self.refused(f"line {number} is not a JSON object: {cut(line, 80)!r}")
                     yield row
         except UnicodeError:
             raise self._wrong_encoding() from None

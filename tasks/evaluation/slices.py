@@ -42,7 +42,7 @@ class Slice(NamedTuple):
     rows: npt.NDArray[np.bool_]
     """Whether each example belongs to it, (n,)."""
     ends: str = ""
-    """The range of a quarter. It is no part of the name, because other test rows have other ranges."""
+    """The range of a quarter. It is not part of the name, because other test rows have other ranges."""
 
     @property
     def full_name(self) -> str:

@@ -145,7 +145,7 @@ def _check_output(output: Path | None, force: bool) -> None:
     if not os.path.isdir(folder):
         raise UserError(f"{named}: there is no folder {errors.cut(str(output.parent))}: make it first")
     if os.path.exists(place) and not os.path.isfile(place):  # --force would put a file in the place of /dev/null.
-        raise UserError(f"{named} is no file: give one, or --format jsonl or csv for standard output")
+        raise UserError(f"{named} is not a file: give one, or --format jsonl or csv for standard output")
     if os.path.lexists(place) and not force:
         raise UserError(f"{named} is there already: give another file, or --force to replace it")
     if not os.access(folder, os.W_OK):
@@ -164,7 +164,7 @@ def _check_inputs(inputs: Sequence[str]) -> Sequence[str]:
         if name != "-" and not os.path.exists(name):
             raise UserError(f"{named}: no such file or folder")
         if name != "-" and not (os.path.isfile(name) or os.path.isdir(name)):
-            raise UserError(f"{named} is no file and no folder; what a pipe gives is read as standard input: -")
+            raise UserError(f"{named} is not a file and no folder; what a pipe gives is read as standard input: -")
         if name != "-" and not os.access(name, os.R_OK):
             raise UserError(f"{named} cannot be read. Check its permissions")
     if inputs.count("-") > 1:

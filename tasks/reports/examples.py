@@ -182,7 +182,7 @@ def slices(material: Material) -> ReportSection | None:
     ]
     said = (
         "A slice is a part of the test split. Of many slices some look bad by chance: one whose interval holds the "
-        "dashed line is no finding."
+        "dashed line is not a finding."
     )
     blocks.append(Text(said + (f" Not listed: {' and '.join(left_out)}." if left_out else "")))
     name, count, value, interval, _ = rows[0]

@@ -1,7 +1,7 @@
 """The 95 % interval of each metric of an evaluation, and how much each test example moves a metric.
 
 Intervals are found by the bootstrap, for all resamples at once: one by one, an AUC of 360 examples would take half a
-second. Where even that takes too long, and for differences of metrics that are no means, the interval follows from the
+second. Where even that takes too long, and for differences of metrics that are not means, the interval follows from the
 influence of the examples: the derivative of the metric by the weight of each example, where all weigh 1. The variance
 of a metric is the sum of their squares, and that of a difference of two models on the same examples the sum of the
 squares of their differences (the infinitesimal jackknife: Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
@@ -22,7 +22,7 @@ from tasks.reports.material import Material
 
 CONFIDENCE = 0.95
 MOST_DRAWS = 10_000_000
-"""Draws up to which a metric that is no mean is resampled: 0.3 s at worst on one core. Beyond, and for the mean average
+"""Draws up to which a metric that is not a mean is resampled: 0.3 s at worst on one core. Beyond, and for the mean average
 precision, its interval is that of ``influence_on``, to which that of so many examples comes near."""
 GROUPS = 100
 DEVIATIONS = 1.959964
@@ -49,7 +49,7 @@ def of_metric(material: Material, name: str) -> Interval | None:
 
 
 def each(material: Material, name: str) -> Numbers | None:
-    """Return the number of each test example, (n,), of which a metric is the mean; None of one that is no mean, or that
+    """Return the number of each test example, (n,), of which a metric is the mean; None of one that is not a mean, or that
     this does not know."""
     labels, outputs = material.predicted
     if name == "loss":

@@ -167,7 +167,7 @@ def find_run(run_id: str) -> Run:
     """Return a run by its id.
 
     Raises:
-        UserError: there is none. What is no id, such as a path, names none either.
+        UserError: there is none. What is not an id, such as a path, names none either.
     """
     path = config.project_root() / "mlruns" / "runs" / run_id / "records" / "run.json"
     if not is_id(run_id) or not path.exists():
@@ -244,7 +244,7 @@ def load(folder: str) -> Run | None:
 
 
 def look_up(run_id: str) -> Run | None:
-    """Return a run, a comparison or a sweep by its id, None where there is none; what is no id names none."""
+    """Return a run, a comparison or a sweep by its id, None where there is none; what is not an id names none."""
     if not is_id(run_id):
         return None
     return load(f"mlruns/runs/{run_id}") or look_up_parent(run_id)

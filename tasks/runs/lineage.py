@@ -94,7 +94,7 @@ def file_at(commit: str, path: str, folder: Path) -> str | None:
     if repository is None:
         raise UserError(f"'{commit}': {folder} is under no version control, so it has no commits")
     if found is None:
-        raise UserError(f"'{commit}' is no commit, branch or tag here: `git log --oneline` lists the commits")
+        raise UserError(f"'{commit}' is not a commit, branch or tag here: `git log --oneline` lists the commits")
     place = (folder / path).resolve().relative_to(Path(repository.workdir).resolve()).as_posix()
     if place not in found.tree:
         return None

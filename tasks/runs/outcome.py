@@ -122,7 +122,7 @@ def forget_results(run: Run, *types: type[records.Record]) -> None:
 
 
 def nonfinite_steps(run: Run) -> tuple[int, ...]:
-    """Return the steps at which the loss of a run was no finite number; none where that cannot be read."""
+    """Return the steps at which the loss of a run was not a finite number; none where that cannot be read."""
     with contextlib.suppress(UserError):
         found = load_record(run, NONFINITE, NonFinite)
         return found.steps if found is not None else ()
@@ -130,7 +130,7 @@ def nonfinite_steps(run: Run) -> tuple[int, ...]:
 
 
 def mark_nonfinite(run: Run, step: int) -> None:
-    """Mark a run whose loss was no finite number."""
+    """Mark a run whose loss was not a finite number."""
     steps = (*nonfinite_steps(run), step)
     records.save(NonFinite(steps=steps), config.project_root() / run.folder / NONFINITE)
 

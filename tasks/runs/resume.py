@@ -124,7 +124,7 @@ def why_not_resumed(settings: config.Settings, wanted: records.Lineage) -> str |
             "the code of flows/, tasks/ or its model, requirements.lock or the file of model.initial is not what it was"
         )
     if steps := nonfinite_steps(run):
-        why.append(f"its loss was no finite number at step {steps[-1]}")
+        why.append(f"its loss was not a finite number at step {steps[-1]}")
     if not why:
         return None
     fixed = any(not one.mark.free_on_resume for one in other) or run.lineage.data_version != wanted.data_version

@@ -119,7 +119,7 @@ def export(
 def _wrong_outputs(difference: float, most: float, num_examples: int) -> str | None:
     """Return what is wrong with the outputs of files that differ so much from Keras', None where nothing is."""
     if not math.isfinite(difference):
-        return "its files give outputs that are no numbers"
+        return "its files give outputs that are not numbers"
     if difference > most:
         among = f"among the first {num_examples:,} test examples"
         return f"an output differs from Keras' by {difference:.3g} {among}, and {most:g} is allowed"
@@ -252,7 +252,7 @@ def _examples(
 
     Raises:
         UserError: the data are of another shape than those that the model was trained on.
-        StratagemError: the outputs are no numbers.
+        StratagemError: the outputs are not numbers.
     """
     with contextlib.closing(sources.ordered_batches(settings, prepared, "test", BATCH_SIZE)) as test:
         for batch, labels, *_ in itertools.islice(test.arrays(), batches):
@@ -265,7 +265,7 @@ def _examples(
                 ) from error
             if not np.isfinite(expected).all():
                 raise StratagemError(
-                    "the model gives outputs that are no numbers: its training diverged. Train again with a lower "
+                    "the model gives outputs that are not numbers: its training diverged. Train again with a lower "
                     "schedule.learning_rate"
                 )
             yield batch, labels, expected
@@ -280,7 +280,7 @@ class _Compared(NamedTuple):
 
     @property
     def max_difference(self) -> float:
-        return float(np.abs(self.found - self.expected).max())  # Of one that is no number, no number.
+        return float(np.abs(self.found - self.expected).max())  # Of one that is not a number, no number.
 
 
 def _compare(exported: Callable[[Any], Any], examples: Iterable[tuple[Any, Any, Any]]) -> _Compared:

@@ -95,7 +95,7 @@ def of_keras_file(
         if files.digest(file) != tags["keras_file_sha256"]:
             raise UserError("its .keras file in MLflow is damaged")
         if not zipfile.is_zipfile(file):
-            raise UserError("its .keras file in MLflow is no archive of Keras'")
+            raise UserError("its .keras file in MLflow is not an archive of Keras'")
         trained_models.check_unpacked(f"{name}/{version}", file)
         own_code = None
         if ":" in tags["model"]:
@@ -132,7 +132,7 @@ def check_numbers(outputs: npt.NDArray[Any]) -> None:
         StratagemError: says so.
     """
     if np.issubdtype(outputs.dtype, np.number) and not np.isfinite(outputs).all():
-        raise StratagemError("it gives outputs that are no numbers")
+        raise StratagemError("it gives outputs that are not numbers")
 
 
 def difference(
@@ -153,7 +153,7 @@ def difference(
     strange = int((~np.isfinite(found)).reshape(len(rows), -1).any(axis=1).sum())
     if strange and np.isfinite(expected).all():
         return (
-            f"it gives outputs that are no numbers for {strange} of {len(rows)} test rows, and gave numbers when it "
+            f"it gives outputs that are not numbers for {strange} of {len(rows)} test rows, and gave numbers when it "
             "was evaluated"
         )
     spread = float(evaluated.std()) or 1.0

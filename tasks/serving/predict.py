@@ -133,7 +133,7 @@ def _predicted(model: RawModel, told: Meaning, part: EncodedPart) -> tuple[dict[
     """Return the columns of a part, and which of its whole examples have a prediction, bool (n,)."""
     outputs, places = model.outputs(part.features), part.examples.places
     errors = [part.broken.get(row) for row in range(len(places))]
-    # Of a name that is no UTF-8 as Python shows it: neither JSON nor Parquet has room for it.
+    # Of a name that is not UTF-8 as Python shows it: neither JSON nor Parquet has room for it.
     sources = [source.encode("utf-8", "backslashreplace").decode() for source, _ in places]
     columns: dict[str, list[Any]] = {"source": sources, "row": [row for _, row in places]}
     return columns | answered(errors, outputs, told), np.asarray(np.isfinite(outputs).all(axis=1))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 Columns = Mapping[str, Sequence[Any]]
 Pictures = npt.NDArray[np.uint8] | None
-"""Of the examples that have a prediction, uint8 (n, height, width, channels); None for what are no images."""
+"""Of the examples that have a prediction, uint8 (n, height, width, channels); None for what are not images."""
 MAX_PICTURES = 1000
 """On a sheet, so that a browser opens it."""
 SIDE = 96

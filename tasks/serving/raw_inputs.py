@@ -273,11 +273,11 @@ class Reader:
             yield RawExamples([(file, None) for file in files], {column: texts}, broken)
 
     def _text_of(self, path: Path) -> tuple[str, str | None]:
-        """Return what a file says, or why it is no text."""
+        """Return what a file says, or why it is not text."""
         if not path.is_file():  # A pipe would be waited for.
             return "", "no such file"
         if (suffix := path.suffix.lower()) in self.wanted.refused_suffixes:
-            return "", f"a {suffix} is no text{'' if suffix in PICTURES else ': name it by itself, or call it .txt'}"
+            return "", f"a {suffix} is not text{'' if suffix in PICTURES else ': name it by itself, or call it .txt'}"
         try:
             with path.open("rb") as file:
                 content = file.read(MAX_TEXT + 1)

@@ -35,7 +35,7 @@ def join(section: config.OnJax) -> tuple[int, int]:
     text = os.environ.get("TF_CONFIG")
     if not text:
         raise UserError(
-            f"strategy.workers = {section.workers}: this process is no member of a cluster. `stratagem run` starts "
+            f"strategy.workers = {section.workers}: this process is not a member of a cluster. `stratagem run` starts "
             "them; or give strategy.workers=1"
         )
     values = json.loads(text)

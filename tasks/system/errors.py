@@ -15,7 +15,7 @@ UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u20
 
 class StratagemError(Exception):
     """A run failed in a way that one sentence explains. A password in a library's words for it is left out, and
-    what is no character to be read is written as Python's texts have it: it is one line, whatever a file is called."""
+    what is not a character to be read is written as Python's texts have it: it is one line, whatever a file is called."""
 
     exit_code = 1
 

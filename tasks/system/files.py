@@ -152,7 +152,7 @@ def is_locked(path: Path) -> bool:
 
 
 def is_inside(path: Path, root: Path) -> bool:
-    """Return whether a path is no symlink, and none on its way leads out of a folder."""
+    """Return whether a path is not a symlink, and none on its way leads out of a folder."""
     return not path.is_symlink() and path.parent.resolve().is_relative_to(root.resolve())
 
 
@@ -196,7 +196,7 @@ def read_text(path: Path, most: int = -1) -> str:
     """Return the text of a file in UTF-8, or its first ``most`` bytes.
 
     Raises:
-        OSError: it is missing, may not be read, or is no file: a pipe lets its reader wait for ever, and a device may
+        OSError: it is missing, may not be read, or is not a file: a pipe lets its reader wait for ever, and a device may
             have no end.
         UnicodeDecodeError: it is not UTF-8.
     """

@@ -63,7 +63,7 @@ def free_memory() -> int:
 
     free = int(psutil.virtual_memory().available)
     for limit, used in MEMORY_LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # `max` is no limit.
+        with contextlib.suppress(OSError, ValueError):  # `max` is not a limit.
             free = min(free, int(Path(limit).read_text("ascii")) - int(Path(used).read_text("ascii")))
     return free
 

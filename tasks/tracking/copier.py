@@ -186,7 +186,7 @@ def _deliver_kept() -> Iterator[Synced]:
             reason = None
             folder = config.project_root() / run.folder
             if run.folder.startswith("mlruns/runs/") and not (folder / "records" / "registration.json").exists():
-                reason = f"its model is no version yet: stratagem register --run {run.run_id[:8]}"
+                reason = f"its model is not a version yet: stratagem register --run {run.run_id[:8]}"
             yield Synced(**known, outcome="delivered", reason=reason)
 
 

@@ -161,7 +161,7 @@ def _inputs(features: Mapping[str, records.Feature], takes_raw: bool) -> list[An
         # Not of a type: MLflow would refuse 3 where a number may be 3.5, and in a category that is written 3.
         return [ColSpec("string" if column.kind == "text" else AnyType(), column.name) for column in columns]
     if takes_raw:
-        return [TensorSpec(np.dtype(object), (-1,))]  # Lets anything through: the encoder refuses what is no image.
+        return [TensorSpec(np.dtype(object), (-1,))]  # Lets anything through: the encoder refuses what is not an image.
     return [
         TensorSpec(np.dtype(feature.dtype), (-1, *feature.shape), name if len(features) > 1 else None)
         for name, feature in features.items()

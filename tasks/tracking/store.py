@@ -63,7 +63,7 @@ def open_store() -> mlflow.MlflowClient:
     if uri.startswith(SQLITE):
         if "?" in uri:  # MLflow would make a file beside the project.
             raise UserError(
-                f"MLflow cannot use {uri}: what stands behind a `?` is no part of a file's name to it. Rename that "
+                f"MLflow cannot use {uri}: what stands behind a `?` is not part of a file's name to it. Rename that "
                 "folder, or give MLFLOW_TRACKING_URI=sqlite:///FILE, or a server's address"
             )
         path = Path(uri.removeprefix(SQLITE)).absolute()
@@ -114,7 +114,9 @@ def _check_schema(path: Path) -> None:
         with contextlib.closing(sqlite3.connect(path, timeout=20)) as connection:
             (revision,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     except (sqlite3.Error, TypeError) as error:
-        raise UserError(f"{path} is no MLflow store ({error}): move it away; the next run makes a new one") from None
+        raise UserError(
+            f"{path} is not an MLflow store ({error}): move it away; the next run makes a new one"
+        ) from None
     migrations = Path(mlflow.__file__).parent / "store" / "db_migrations" / "versions"
     if not any(migrations.glob(f"{revision}_*.py")):
         raise UserError(

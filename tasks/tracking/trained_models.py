@@ -80,7 +80,7 @@ class TrainedModel:
 
 def check_unpacked(what: str, path: Path) -> None:
     """Refuse an archive that unpacks to more than the memory has: of one kilobyte it may hold a gigabyte. Whoever reads
-    it takes no more than it says, and judges what is no archive.
+    it takes no more than it says, and judges what is not an archive.
 
     Args:
         what: names the file, for the message.
@@ -293,7 +293,7 @@ def _read_target(path: Path) -> Target | None:
         return None if found is None else Target.model_validate(found)
     except ValidationError as error:
         raise UserError(
-            f"{path} is no readable Target ({str(error).splitlines()[0]}): restore it, or name another model"
+            f"{path} is not a readable Target ({str(error).splitlines()[0]}): restore it, or name another model"
         ) from None
 
 

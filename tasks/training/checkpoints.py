@@ -55,7 +55,7 @@ class State(Record):
     stopping: dict[str, float | int | None] = {}
     """The attributes of keras.callbacks.EarlyStopping that its next decision needs."""
     rollbacks: int = 0
-    """How often the training went back to a checkpoint, with a lower learning rate, after a loss that was no number."""
+    """How often the training went back to a checkpoint, with a lower learning rate, after a loss that was not a number."""
 
 
 def pack(arrays: Arrays, state: State) -> bytes:
@@ -265,7 +265,7 @@ class Checkpoints:
         return aside
 
     def set_aside_nonfinite(self) -> None:
-        """Move the newest checkpoints aside, as long as their weights are no finite numbers."""
+        """Move the newest checkpoints aside, as long as their weights are not finite numbers."""
         for step in reversed(self.steps()):
             try:
                 arrays, _ = self.restore(step)
@@ -299,7 +299,7 @@ class Checkpoints:
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise self._unwritten(state.step, error.strerror or str(error)) from None
-        # Weights that are no numbers show in the next step's loss only: the last good ones are still needed.
+        # Weights that are not numbers show in the next step's loss only: the last good ones are still needed.
         if _nonfinite(arrays) is None:
             self._prune()
 
@@ -334,14 +334,14 @@ class Checkpoints:
 
 
 def _refuse_nonfinite(folder: Path, arrays: Arrays) -> None:
-    """Raise ``Damaged`` for weights that are no finite numbers: those of a training that diverged with the last step
+    """Raise ``Damaged`` for weights that are not finite numbers: those of a training that diverged with the last step
     before, which only the next one's loss shows."""
     if (key := _nonfinite(arrays)) is not None:
-        raise Damaged(f"the checkpoint {folder} has weights that are no finite numbers ({key})")
+        raise Damaged(f"the checkpoint {folder} has weights that are not finite numbers ({key})")
 
 
 def _nonfinite(arrays: Arrays) -> str | None:
-    """Return the first of the model's weights that are no finite numbers."""
+    """Return the first of the model's weights that are not finite numbers."""
     return next((key for key, a in arrays.items() if key.startswith("model/") and not np.isfinite(a).all()), None)
 
 

@@ -56,7 +56,7 @@ class Position(keras.callbacks.Callback):
         self.drain = False
         """Whether no step is to begin before that is so."""
         self.nonfinite_loss: float | None = None
-        """The loss, if it is no finite number."""
+        """The loss, if it is not a finite number."""
         self.nonfinite_step: int | None = None
         """The first step after which that was so."""
         self.call: Call | None = None

@@ -20,7 +20,7 @@ WIDTHS = [400, 1200]
 
 
 def patients():
-    """A number to learn of numbers, some of them missing, and of days; the clinic is no input."""
+    """A number to learn of numbers, some of them missing, and of days; the clinic is not an input."""
     table, draw = load_diabetes(as_frame=True).frame, np.random.default_rng(0)
     days = pandas.to_timedelta(draw.integers(0, 900, len(table)), "D")
     table = table.assign(seen=pandas.Timestamp("2020-01-01") + days, clinic=draw.choice(["north", "south"], len(table)))

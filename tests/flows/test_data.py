@@ -176,7 +176,7 @@ def test_nothing_half_made_stays_of_a_source_that_is_refused(photos, project, ru
     (source / "digit 3" / "broken.png").write_bytes(b"no picture")
     before = sorted(path.name for path in (project / "data").iterdir())
     for place, options, message in [
-        (source, ["--set", "dataset.image_size=[16,16]"], "1 of its files is no whole image: digit 3/broken.png"),
+        (source, ["--set", "dataset.image_size=[16,16]"], "1 of its files is not a whole image: digit 3/broken.png"),
         (source, ["--name", "../x"], "the dataset becomes the folder data/NAME"),
         (source, ["--set", "dataset.name=../../escaped"], "`data add` takes it elsewhere. Give --name NAME"),
         (source, ["--set", "train.epochs=3"], "`data add` takes keys of the dataset alone"),
@@ -301,7 +301,7 @@ def test_what_differs_between_two_data_versions_is_told(project, run, tmp_path):
     told = run(["stratagem", "data", "diff", "own@HEAD", "own"], env={"COLUMNS": "80"})
     assert ["train:", "class", "dog", "8", "-"] in [line.split() for line in told.stdout.splitlines()]
     for asked, message in {
-        "own@nope": "'nope' is no commit, branch or tag here",
+        "own@nope": "'nope' is not a commit, branch or tag here",
         "own@HEAD~1": "own@HEAD~1: that commit has no data/own/dvc.lock",
         "owns": "unknown dataset 'owns': did you mean 'own'",
     }.items():
@@ -369,7 +369,7 @@ def test_a_tfds_builder_of_the_users_own_is_a_dataset(project, run):
     assert trained.returncode == 0, trained.stderr
 
     for name, message in {
-        "my_data:Nothing": "dataset.name = 'my_data:Nothing' is no tfds.core.GeneratorBasedBuilder",
+        "my_data:Nothing": "dataset.name = 'my_data:Nothing' is not a tfds.core.GeneratorBasedBuilder",
         "my_data:Gone": "my_data has no function 'Gone'",
         "gone:Birds": "dataset.name = 'gone:Birds': no module 'gone'",
         "other:BlackOrWhite": "dataset.builder = other:BlackOrWhite: data/black_or_white/params.yaml says my_data:",

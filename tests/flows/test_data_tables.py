@@ -55,7 +55,7 @@ def test_another_scale_is_a_difference(scaled):
 
 
 def test_a_difference_counts_as_what_is_shown_of_each(scaled):
-    """None missing is 0, and the places of a missing and an unknown value are no values."""
+    """None missing is 0, and the places of a missing and an unknown value are not values."""
     town = Feature(
         kind="category", shape=(1,), dtype="int32", vocabulary_sizes=(4,),
         columns=(Column(name="town", kind="category"),),

@@ -45,7 +45,7 @@ def test_repro_runs_what_changed_and_nothing_else(project, run):
     assert repro() == []
     first = json.loads((project / "metrics" / "training.json").read_text())
     assert first["epochs"] == 1
-    assert (project / first["checkpoint"]).is_dir(), "checkpoints are no outputs, which DVC would delete"
+    assert (project / first["checkpoint"]).is_dir(), "checkpoints are not outputs, which DVC would delete"
 
     _edit(project / "params.yaml", "train", epochs=2)
     assert repro() == ["train", "evaluate"]

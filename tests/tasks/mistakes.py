@@ -195,7 +195,7 @@ def tensorflow_no_such_file(folder: Path) -> None:
 def tensorflow_no_image(folder: Path) -> None:
     import tensorflow as tf
 
-    tf.io.decode_image(b"these bytes are no image")
+    tf.io.decode_image(b"these bytes are not an image")
 
 
 def tensorflow_index_range(folder: Path) -> None:

@@ -546,7 +546,7 @@ def test_an_array_that_promises_more_than_its_file_has_is_refused_before_memory_
 def test_a_damaged_description_of_what_a_model_tells_is_refused(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "target.json").write_text('{"task": "guess"}')
-    with pytest.raises(UserError, match=r"target\.json is no readable Target"):
+    with pytest.raises(UserError, match=r"target\.json is not a readable Target"):
         trained_models.of_folder(tmp_path, "own/1", {"keras_file_sha256": "0" * 64})
 
 

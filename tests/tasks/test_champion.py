@@ -206,7 +206,7 @@ def test_of_a_servers_model_the_keras_file_alone_is_loaded_back(store: Path, mon
     with pytest.raises(UserError, match=r"to version 1: it cannot be loaded .*: this project did not register it"):
         roll_back(name, no_apart)
     client.set_model_version_tag(name, "1", "keras_file_sha256", digest)
-    with pytest.raises(UserError, match=r"it cannot be loaded .*: it gives outputs that are no numbers"):
+    with pytest.raises(UserError, match=r"it cannot be loaded .*: it gives outputs that are not numbers"):
         roll_back(name, lambda *given, **more: np.full((5, 3), np.nan))
     scorer = Scorer(WORSE)
     assert roll_back(name, scorer).loaded_back.endswith("compared on 5 test rows")
@@ -541,7 +541,7 @@ def of_own_code(name: str, trained: Trained) -> None:
     ("change", "reason"),
     [
         (damage, r"it cannot be scored again: its \.keras file in MLflow is damaged\."),
-        (be_no_archive, r"it cannot be scored again: its \.keras file in MLflow is no archive"),
+        (be_no_archive, r"it cannot be scored again: its \.keras file in MLflow is not an archive"),
         (be_without_layers, r"it cannot be scored again: its \.keras file in MLflow cannot be read \(.*config\.json"),
         (be_large, r"it cannot be scored again: .*/1: .*model\.keras unpacks to 1,125,899,[\d,]+ bytes, and"),
         (take_other_classes, "it cannot be given the present ones: image size, columns, vocabularies or classes are"),
@@ -564,7 +564,7 @@ def test_a_champion_that_cannot_be_scored_again_keeps_the_alias(
 @pytest.mark.in_ci(0)
 @pytest.mark.parametrize(
     ("given", "reason"),
-    [(np.full((5, 3), np.inf), "outputs that are no numbers"), (np.zeros((5, 2)), r"outputs of shape \(5, 2\)")],
+    [(np.full((5, 3), np.inf), "outputs that are not numbers"), (np.zeros((5, 2)), r"outputs of shape \(5, 2\)")],
     ids=["no numbers", "another shape"],
 )
 def test_a_champion_that_gives_what_no_model_of_these_data_does_keeps_the_alias(
@@ -603,7 +603,7 @@ def fails(*given: object, **more: object) -> Any:
     [
         (lambda *given, **more: np.eye(3)[(LABELS + 1) % 3], "it gives other outputs than when it was evaluated: 2."),
         (lambda *given, **more: np.eye(3)[LABELS] + 0.001, "it gives other outputs than when it was evaluated: 0.00"),
-        (lambda *given, **more: np.full((5, 3), np.nan), "it gives outputs that are no numbers for 5 of 5 test rows"),
+        (lambda *given, **more: np.full((5, 3), np.nan), "it gives outputs that are not numbers for 5 of 5 test rows"),
         (lambda *given, **more: np.zeros((5, 2)), r"it gives outputs of shape \(5, 2\), not \(5, 3\) as evaluated"),
         (fails, "it cannot be loaded back through MLflow in a clean process: ValueError: Unknown layer: 'Mine'"),
     ],

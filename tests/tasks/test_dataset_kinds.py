@@ -477,7 +477,7 @@ FOLDERS = [
         "have the same folders in them (test, train), which look like splits of each class. Allowed: F",
     ),
     (two_validations, "of train, val, valid two are one split. Keep one"),
-    (split_and_class, "'unlabelled' is no split, and lies beside folders that are"),
+    (split_and_class, "'unlabelled' is not a split, and lies beside folders that are"),
     (no_train, "it has splits, and no folder 'train'"),
 ]
 
@@ -489,7 +489,7 @@ def test_a_folder_that_cannot_be_trained_on_is_refused(source, make, message):
 
 
 def unusable(source):
-    """Everything that is no file and no folder, beside a link to a file in the source, which is allowed."""
+    """Everything that is not a file and no folder, beside a link to a file in the source, which is allowed."""
     fill(source)
     (source / "cat" / "same.png").symlink_to(source / "dog" / "1.png")
     save(grey(1), source.parent, "theirs.png")
@@ -722,7 +722,7 @@ ARRAYS = [
     (saved(x_train=IMAGES, y_train=CLASSES, x_test=IMAGES[:, :3], y_test=CLASSES), "all splits need one dtype"),
     (saved(x=np.asfortranarray(IMAGES), y=CLASSES), "is in Fortran's order: save np.ascontiguousarray of it"),
     (saved(x=IMAGES, y=np.zeros(30, int)), "all labels are of the class '0': a classification needs two classes"),
-    (saved(x=IMAGES, y=np.array([b"K\xf6ln"] * 30)), "the labels of train: bytes that are no UTF-8 (b'K\\xf6ln')"),
+    (saved(x=IMAGES, y=np.array([b"K\xf6ln"] * 30)), "the labels of train: bytes that are not UTF-8 (b'K\\xf6ln')"),
     (saved(x=IMAGES, y=np.array(["cat"] * 30)), "all labels are of the class 'cat': a classification"),
     (saved(x=IMAGES, y=np.zeros(30, [("a", "i4")])), "the labels are [('a', '<i4')] (n, 1). Wanted: classes"),
     (saved(x=IMAGES, y=CLASSES.astype("M8[s]")), "the labels are datetime64[s] (n, 1). Wanted: classes"),

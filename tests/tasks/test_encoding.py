@@ -173,7 +173,7 @@ def test_a_datetime_that_is_none_is_refused_among_plain_ones(text):
 def test_a_missing_datetime_is_the_mean_and_another_word_is_refused():
     found = datetimes(["2024-01-01", None, "", np.datetime64("NaT")], fill=19723.0)
     assert (found == found[0]).all()
-    with pytest.raises(BadValue, match=r"row 1: 'tomorrow' is no date or time of ISO 8601"):
+    with pytest.raises(BadValue, match=r"row 1: 'tomorrow' is not a date or time of ISO 8601"):
         datetimes(["2024-01-01", "tomorrow"])
     with pytest.raises(BadValue, match="is no date or time"):
         datetimes([5])

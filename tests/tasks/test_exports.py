@@ -434,7 +434,7 @@ def load_model(folder):
 WRONG = [
     (copied, "found(batch).numpy() + 1e-3", StratagemError, r"differs from Keras' by 0\.001 among the first 53 test "
      r"examples, and 0\.0001 is allowed\. Nothing was left in .*out"),
-    (copied, "found(batch).numpy() * float('nan')", StratagemError, "outputs that are no numbers"),
+    (copied, "found(batch).numpy() * float('nan')", StratagemError, "outputs that are not numbers"),
     (copied, "found(batch)[:1]", StratagemError, r"outputs of shape \(1, 10\), and Keras"),
     (copied, "of_the_project(batch)", UserError, r"exported as wrong \(NameError: name 'of_the_project' is not d"),
     (broken, "found(batch)", UserError, r"cannot be exported as wrong \(RuntimeError: no such operation: Frob"),

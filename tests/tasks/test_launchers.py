@@ -99,7 +99,7 @@ def test_tf_config_is_used_where_it_is_set(monkeypatch):
 
 def test_on_jax_it_is_the_settings_that_say_how_many_processes_there_are(monkeypatch):
     (alone,) = engines.members(data_parallel())
-    assert alone is engines.ALONE, "one process is no cluster"
+    assert alone is engines.ALONE, "one process is not a cluster"
     monkeypatch.setenv("TF_CONFIG", place_of("worker", 1, worker=TWO))
     (member,) = engines.members(data_parallel(workers=2, devices=8))
     assert (member.name, member.is_chief) == ("worker 1", False)

@@ -129,7 +129,7 @@ SOURCES = [
     (SOURCE.replace("{**a, b: c}", "{a: b, **c}"), False),
     (SOURCE.replace("{**a, b: c}", "'a'"), False),
     (SOURCE + "build = None\n", False),
-    ("this is no Python\n", False),
+    ("this is not Python\n", False),
 ]
 
 

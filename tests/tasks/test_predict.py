@@ -256,10 +256,10 @@ def test_rows_that_are_whole_are_encoded_whatever_is_beside_them(project):
     }
     encoded, broken = encoder.encode_whole(columns, Path.cwd())
     assert broken == {
-        2: "column 'size': 'x' is no number",
+        2: "column 'size': 'x' is not a number",
         3: "column 'age': is missing",
-        4: "column 'photo' is no whole image (no such file)",
-        5: "column 'photo' is no whole image (it is a folder)",
+        4: "column 'photo' is not a whole image (no such file)",
+        5: "column 'photo' is not a whole image (it is a folder)",
     }
     assert encoded["number"].tolist() == [[1, 1], [1, 2]]
     assert encoded["photo"][:, 0, 0, 0].tolist() == [9, 0]
@@ -421,7 +421,7 @@ def test_a_picture_has_the_pixels_of_the_same_as_png(format, options, kind, tmp_
     assert broken == {}
     right, pixels = found["photo"].astype(int)
     assert abs(pixels - right).max() <= (2 if format == "AVIF" else 0), "AVIF is not exact"
-    # In requests and data, where a stranger may have made it, it is no image.
+    # In requests and data, where a stranger may have made it, it is not an image.
     with pytest.raises(cells.BadValue, match=r"it is none of PNG, JPEG, BMP, GIF, WEBP\)"):
         encoding.Encoder({"photo": feature}, {}).encode({"photo": [(tmp_path / "b").read_bytes()]})
 

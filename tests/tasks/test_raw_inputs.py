@@ -209,9 +209,9 @@ def test_a_table_in_a_folder_of_texts_is_no_text():
     assert [file for file, _ in parts[0].places] == ["mix/a.txt", "mix/b.csv", "mix/c.npz", "mix/d.PNG"]
     assert flat(parts, "note") == ["one", "", "", ""]
     assert broken(parts) == {
-        1: "a .csv is no text: name it by itself, or call it .txt",
-        2: "a .npz is no text: name it by itself, or call it .txt",
-        3: "a .png is no text",
+        1: "a .csv is not text: name it by itself, or call it .txt",
+        2: "a .npz is not text: name it by itself, or call it .txt",
+        3: "a .png is not text",
     }
 
 

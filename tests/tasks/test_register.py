@@ -137,7 +137,7 @@ def test_the_version_predicts_files_of_images(store: Path, monkeypatch: pytest.M
     np.testing.assert_array_equal(model.predict(in_colours), model.predict(np.full((1, 4, 4, 1), 77, np.uint8)))
     with pytest.raises(ValueError, match=r"row 1: b'\\x89PNG.+ is no whole image"):
         model.predict(np.array([files[0], files[1][:50]], object))
-    with pytest.raises(ValueError, match=r"row 0: b'no image' is no whole image \(it is none of PNG, JPEG"):
+    with pytest.raises(ValueError, match=r"row 0: b'no image' is not a whole image \(it is none of PNG, JPEG"):
         model.predict(np.array([b"no image"], object))
     assert model.predict(IMAGES[:0]).shape == (0, 3)
 
@@ -266,7 +266,7 @@ def test_a_run_whose_loss_was_no_number_is_never_registered(store: Path) -> None
     trained.training = trained.training.model_copy(update={"nonfinite_steps": (7,)})
     result = trained.register()
     assert result.model_version is None
-    assert result.reason == "the loss was no finite number at step 7, and such a run is never registered"
+    assert result.reason == "the loss was not a finite number at step 7, and such a run is never registered"
 
 
 def test_without_its_server_a_model_waits_for_it(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

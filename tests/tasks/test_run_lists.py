@@ -59,7 +59,7 @@ CHOICES = [
     ({"dataset": "digits", "status": "finished"}, {}, [1]),
     ({}, {"sort": "test/accuracy"}, [1, 2, 3]),
     ({}, {"sort": "test/accuracy", "lowest_first": True}, [2, 1, 3]),
-    # What is no number comes last, whichever come first.
+    # What is not a number comes last, whichever come first.
     ({}, {"sort": "test/loss", "lowest_first": True}, [1, 3, 2]),
     ({}, {"sort": "test/loss"}, [1, 3, 2]),
     ({}, {"sort": "examples_per_second"}, [3, 2, 1]),
@@ -90,7 +90,7 @@ def test_which_is_better_is_known_of_each_metric():
         assert pipeline.lower_is_better(f"test/{name}") == (metrics.find_metric(name).better == "lower"), name
     assert pipeline.lower_is_better("validation/loss")
     assert not pipeline.lower_is_better("test/top_3_accuracy"), "of which there is no file"
-    assert not pipeline.lower_is_better("examples_per_second"), "it is no metric"
+    assert not pipeline.lower_is_better("examples_per_second"), "it is not a metric"
 
 
 # Each: what is asked for, and the message.

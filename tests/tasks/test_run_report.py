@@ -120,7 +120,7 @@ def test_the_interval_of_many_different_numbers_is_that_of_the_numbers():
 def test_a_loss_has_an_interval_where_it_is_the_mean_of_its_examples():
     labels, logits = made_up.classification()
     made = load(made_up.run(labels, logits))
-    assert intervals.of_metric(made, "loss") is None, "1.5 is no mean of theirs"
+    assert intervals.of_metric(made, "loss") is None, "1.5 is not a mean of theirs"
     mean = sklearn.metrics.log_loss(labels, made.probabilities)
     path = made.folder / "records" / "evaluation.json"
     measured = {**made.evaluation.metrics, "test/loss": mean}

@@ -86,7 +86,7 @@ def test_rows_come_in_each_form_of_the_protocol(rows):
         ({"dataframe_records": [[1, 2]]}, "dataframe_records is to be a list of objects"),
         ({"dataframe_split": [[1, 2]]}, "dataframe_split is to have the lists `columns` and `data`"),
         ({"dataframe_split": {"columns": ["a", "b"], "data": [[1, 2], [1]]}}, "row 1 has not 2 values"),
-        ({"inputs": {"a": ["x"], "b": [3]}}, "column 'a', row 0: 'x' is no number"),
+        ({"inputs": {"a": ["x"], "b": [3]}}, "column 'a', row 0: 'x' is not a number"),
         ({"inputs": {"a": [[1]], "b": [3]}}, "column 'a', row 0"),
         ({"inputs": {"a": [1], "b": [None]}}, "column 'b', row 0: None is missing"),
     ],

@@ -50,7 +50,7 @@ def test_a_difference_is_as_sure_as_resampling_the_same_rows_says():
         labels, before, after = of_task(task)
         found, same = side_by_side.compare(*two(labels, before, after))
         assert same
-        assert found["test/loss"].difference_interval is None, "1.5 is no mean of the examples' losses"
+        assert found["test/loss"].difference_interval is None, "1.5 is not a mean of the examples' losses"
         for name, metric in metrics.of_task(task).items():
             pair = found[f"test/{name}"]
             measure = metric.of_predictions

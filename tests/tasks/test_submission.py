@@ -375,7 +375,7 @@ def multi_worker():
 
 
 def test_a_process_that_is_no_task_is_told_how_to_become_one(root):
-    with pytest.raises(UserError, match=r"SLURM_PROCID = '', so this process is no task .* `stratagem submit"):
+    with pytest.raises(UserError, match=r"SLURM_PROCID = '', so this process is not a task .* `stratagem submit"):
         launcher.members(multi_worker())
 
 

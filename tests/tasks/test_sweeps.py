@@ -147,9 +147,9 @@ def test_many_corners_are_checked_one_after_another(write):
         ("space: {schedule.learning_rate: {low: 0.01, high: 0.1, log: true, step: 0.01}}", "exclude each other"),
         ("space: {schedule.learning_rate: {low: 0.01, high: 0.1, step: 1}}", "step = 1 must be above 0"),
         ("space: {schedule.learning_rate: {low: 0.01}}", "space.schedule.learning_rate: high is missing"),
-        ("space: {schedule.learning_rate: {low: a, high: 1}}", "low = 'a' is no finite number"),
-        ("space: {schedule.learning_rate: {low: 0.1, high: .inf}}", "high = inf is no finite number"),
-        ("space: {schedule.learning_rate: {low: 0.1, high: 1, log: 1}}", "log = 1 is no true or false"),
+        ("space: {schedule.learning_rate: {low: a, high: 1}}", "low = 'a' is not a finite number"),
+        ("space: {schedule.learning_rate: {low: 0.1, high: .inf}}", "high = inf is not a finite number"),
+        ("space: {schedule.learning_rate: {low: 0.1, high: 1, log: 1}}", "log = 1 is not a true or false"),
         ("space: {schedule.learning_rate: {low: 0.1, hihg: 1}}", "did you mean 'high'?"),
         ("space: {schedule.learning_rate: 0.1}", "give a range such as {low: 0.001, high: 0.1, log: true}, or a list"),
         ("space: {schedule.learning_rate: [0.1]}", "a list of choices has 2 to 1,000"),
@@ -481,7 +481,7 @@ def test_the_run_of_a_trial_is_found_by_its_settings(space):
         write_run(number, parent_run_id=parent.run_id, **more)
     write_run(9, settings=space.settings(first).to_json(), settings_digest=space.settings(first).digest())
     assert sweeps.run_of(parent, space.settings(second)).number == 1
-    assert sweeps.run_of(parent, space.settings(first)).number == 0, "not one that is no trial"
+    assert sweeps.run_of(parent, space.settings(first)).number == 0, "not one that is not a trial"
     assert sweeps.run_of(parent, space.settings(first | {"train.epochs": 3})) is None
 
 

@@ -575,7 +575,7 @@ COMMAS = [
     (
         ["1,5", "2,25", "3.5"],
         AS_NUMBERS,
-        "in row 3, counted without the header, '3.5', which is no number with",
+        "in row 3, counted without the header, '3.5', which is not a number with",
     ),
 ]
 
@@ -840,10 +840,10 @@ REFUSED = [
     ),
     (SMALL, {"target": "y,z"}, "unknown column 'z'"),
     (SMALL, {"target": "y,y"}, "names a column twice"),
-    (SMALL, {"target": "word,y"}, "the column 'word' has values that are no numbers"),
+    (SMALL, {"target": "word,y"}, "the column 'word' has values that are not numbers"),
     (SMALL, {"group": "persn"}, "dataset.group: unknown column 'persn'"),
     (SMALL, {"time": "wrd"}, "dataset.time: unknown column 'wrd': did you mean 'word'"),
-    (SMALL, {"time": "word"}, "dataset.time = 'word': row 1 has 'a', which is no date or time"),
+    (SMALL, {"time": "word"}, "dataset.time = 'word': row 1 has 'a', which is not a date or time"),
     (SMALL, {"time": "x", "group": "word"}, "Give one of them"),
     (SMALL, {"split_column": "word"}, "unknown split 'a'"),
     (SMALL, {"columns": {"wrod": "text"}}, "unknown column 'wrod': did you mean 'word'"),
@@ -863,11 +863,11 @@ REFUSED = [
     (
         SMALL,
         {"metadata": {"word": "number"}},
-        "dataset.metadata.word = number: the column has in row 1, counted without the header, 'a', which is no number",
+        "dataset.metadata.word = number: the column has in row 1, counted without the header, 'a', which is not a number",
     ),
     (SMALL, {"columns": {"x": "ignore", "word": "ignore"}, "task": "classification"}, "leaves no column to learn from"),
-    (SMALL, {"columns": {"word": "number"}}, ", counted without the header, 'a', which is no number"),
-    (SMALL, {"columns": {"word": "datetime"}}, "'a', which is no date or time of ISO 8601"),
+    (SMALL, {"columns": {"word": "number"}}, ", counted without the header, 'a', which is not a number"),
+    (SMALL, {"columns": {"word": "datetime"}}, "'a', which is not a date or time of ISO 8601"),
     (
         SMALL.replace("4,b,yes", "4,b,"),
         {},
@@ -885,8 +885,8 @@ REFUSED = [
         {},
         "the column 'a', of kind number, has in row 20, counted without the header",
     ),
-    (frame_of(a=[*range(19), 1e39]), {}, "which is no number that float32 holds"),
-    (frame_of(a=[*range(19), "inf"]), {}, "which is no number that float32 holds"),
+    (frame_of(a=[*range(19), 1e39]), {}, "which is not a number that float32 holds"),
+    (frame_of(a=[*range(19), "inf"]), {}, "which is not a number that float32 holds"),
     (frame_of(a=[""] * 20), {"columns": {"a": "text"}}, "no text of the training split has a word"),
     (
         frame_of().assign(x=[""] * 20),
@@ -931,8 +931,8 @@ def test_a_table_that_cannot_be_trained_on_is_refused(source, content, values, m
 
 
 OTHERS = [
-    ("own.jsonl", '{"x": 1, "y": "a"}\n{"x": 2\n', "line 2 is no JSON"),
-    ("own.jsonl", '{"x": 1, "y": "a"}\n[1]\n', "line 2 is no JSON object: '[1]'"),
+    ("own.jsonl", '{"x": 1, "y": "a"}\n{"x": 2\n', "line 2 is not JSON"),
+    ("own.jsonl", '{"x": 1, "y": "a"}\n[1]\n', "line 2 is not a JSON object: '[1]'"),
     ("own.jsonl", '{"x": 1, "y": "a"}\n\n{"x": 2, "y": "b", "x": 3}\n', "line 3 has the key 'x' twice"),
     ("own.jsonl", "", "it is empty"),
     ("own.parquet", "no parquet", "cannot be read"),

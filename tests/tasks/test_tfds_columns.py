@@ -350,7 +350,7 @@ def test_params_yaml_says_what_a_column_is(add, capsys):
     assert "text" not in {one.kind for one in made.features.values()}
     for column, how, message in [
         ("ages", "number", r"dataset.columns: unknown column 'ages': did you mean 'age'\?"),
-        ("age", "image", r"dataset.columns.age = image: its values are no images. Give number, datetime,"),
+        ("age", "image", r"dataset.columns.age = image: its values are not images. Give number, datetime,"),
         (
             "cabin",
             "number",

@@ -610,7 +610,7 @@ def test_a_training_that_stopped_goes_on_with_the_learning_rate_that_it_is_given
 def test_a_last_step_that_ruins_the_weights_is_seen(tiny, train):
     last = ("train.epochs=1", "train.steps_per_epoch=1", "input.validation=null", "checkpoint.monitor=train/loss")
     options = ("optimizer={kind: adamw, weight_decay: 1.0e+3}", "schedule.learning_rate=3.0e+38", *last)
-    with pytest.raises(NonFiniteLoss, match=r"kernel is no finite number at step 1, in epoch 1"):
+    with pytest.raises(NonFiniteLoss, match=r"kernel is not a finite number at step 1, in epoch 1"):
         train(tiny, *options)
     result = train(tiny, *options, "train.on_nonfinite=rollback", "train.rollback_factor=1.0e-39", run_id="back")
     assert (result.steps, result.nonfinite_steps) == (1, (1,))

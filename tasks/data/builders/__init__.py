@@ -44,7 +44,9 @@ def find_builder(folder_name: str, own: str | None = None) -> tuple[Any, str | N
     if own := own or _own_builder(folder_name):
         kind = own_code.load(own, "dataset.name")
         if not (isinstance(kind, type) and issubclass(kind, tfds.core.DatasetBuilder)):
-            raise UserError(f"dataset.name = '{own}' is no tfds.core.GeneratorBasedBuilder: name a class that is one")
+            raise UserError(
+                f"dataset.name = '{own}' is not a tfds.core.GeneratorBasedBuilder: name a class that is one"
+            )
         return _configured(kind, name, configuration)
     embedded = config.names_of("data/builders")
     if name in embedded:
@@ -316,7 +318,7 @@ def shards(builder: Any, split: str, image_shape: tuple[int, ...]) -> Shards:
 
     def as_labels(found: Any) -> Any:
         if learnt == "labels":
-            places = found.to_tensor(-1)  # Which is no label.
+            places = found.to_tensor(-1)  # Which is not a label.
             return tf.reduce_max(tf.one_hot(places, label.feature.num_classes, dtype=tf.uint8), axis=1)
         if learnt == "numbers":
             return tf.cast(tf.reshape(found, (tf.shape(found)[0], math.prod(label.shape))), tf.float32)

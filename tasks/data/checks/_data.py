@@ -214,7 +214,7 @@ class Data:
         return found
 
     def shown(self, split: str, row: int) -> str:
-        """Return the values of an example that are no images, for a person."""
+        """Return the values of an example that are not images, for a person."""
         parts = []
         for name in self.features("number"):
             values = self.array(split, name)[row].tolist()

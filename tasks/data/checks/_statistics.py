@@ -56,7 +56,7 @@ def _columns(data: Data, split: str) -> Iterator[tuple[str, ColumnStatistics]]:
                 values = block if is_text else block[:, number]
                 own += np.bincount(values.ravel(), minlength=len(own))
         for column, own, known in zip([name] if is_text else data.columns(name), counts, texts, strict=True):
-            first = 1 if is_text else 0  # The rest of a short text is no word.
+            first = 1 if is_text else 0  # The rest of a short text is not a word.
             yield column, _counted(Counter(dict(zip(known[first:], own[first:].tolist(), strict=True))))
 
 
@@ -134,7 +134,7 @@ def _binned(before: ColumnStatistics, now: ColumnStatistics) -> npt.NDArray[np.f
     for one in (before, now):
         quantiles = np.array(one.quantiles)
         first, last = (np.searchsorted(quantiles, edges, side) for side in ("left", "right"))
-        # An edge that is no quantile lies in the middle of two; one that is several has that share itself.
+        # An edge that is not a quantile lies in the middle of two; one that is several has that share itself.
         below = np.where(first == last, first - 0.5, first) / 100
         up_to = np.where(first == last, last - 0.5, last - 1) / 100
         ends = np.clip(np.stack([below, up_to], axis=1).ravel(), 0, 1)

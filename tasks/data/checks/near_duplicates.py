@@ -45,7 +45,7 @@ def _find(data: Data) -> Found:
 
 
 def _keys(data: Data, split: str) -> npt.NDArray[np.uint64]:
-    """Return 64 bits for each example of a split, equal where all that is no image is nearly equal: uint64 (rows,).
+    """Return 64 bits for each example of a split, equal where all that is not an image is nearly equal: uint64 (rows,).
 
     Without images, an example that has too little to tell by has 0.
     """
@@ -64,7 +64,7 @@ def _keys(data: Data, split: str) -> npt.NDArray[np.uint64]:
 def _keys_of_block(
     block: npt.NDArray[Any], feature: Feature, salt: int
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
-    """Return 64 bits for each row of a feature that is no image, and which rows have enough to tell by."""
+    """Return 64 bits for each row of a feature that is not an image, and which rows have enough to tell by."""
     are_enough = np.zeros(len(block), bool)
     if feature.kind == "number":
         finest = np.maximum(np.array(feature.deviation or (1.0,)) * 1e-4, 1e-30)

@@ -174,7 +174,7 @@ class Encoder:
         """Return the image of a row, uint8 of a shape; zeros for a missing one.
 
         Raises:
-            BadValue: it is no whole image.
+            BadValue: it is not a whole image.
         """
         if isinstance(value, str | type(None) | float) and cells.is_missing([value]).any():
             return np.zeros(shape, np.uint8)
@@ -269,7 +269,7 @@ class WholeEncoder(Encoder):
         return np.zeros(shape, np.uint8)
 
     def opened(self, value: Any) -> Any:
-        """Return what the image of a row is read from; a text that is no image itself is a path."""
+        """Return what the image of a row is read from; a text that is not an image itself is a path."""
         if isinstance(value, str) and self._folder is not None and INLINE not in value[:80]:
             path = self._folder / value
             try:

@@ -217,7 +217,7 @@ def written_number(text: str, decimal: str) -> float:
     between its thousands; parentheses or a minus behind it make it negative. 45 % is 45.
 
     Raises:
-        ValueError: it is no number.
+        ValueError: it is not a number.
     """
     text = text.strip()
     if text in NO_NUMBER:

@@ -107,8 +107,8 @@ def check_columns(name: str, columns: Sequence[str], there: Sequence[str]) -> No
     """
     if absent := [one for one in columns if one not in there]:
         raise BadTable(
-            f"'{name}' has not the {'column' if len(absent) == 1 else 'columns'} {', '.join(map(repr, absent))}, which "
-            f"the model takes. There: {', '.join(map(repr, there))[:1000] or 'nothing'}"
+            f"'{name}' is missing the {'column' if len(absent) == 1 else 'columns'} {', '.join(map(repr, absent))}. "
+            f"It has: {', '.join(map(repr, there))[:1000] or 'nothing'}"
         )
     if twice := [one for one in columns if there.count(one) > 1]:
         raise BadTable(f"'{name}' has the column {', '.join(map(repr, twice))} more than once: leave one")

@@ -44,7 +44,7 @@ class Block(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """A column of a split that is no feature."""
+    """A column of a split that is not a feature."""
 
     kind: str
     values: list[Any]
@@ -70,7 +70,7 @@ class Examples:
     sizes_of: Callable[[str], npt.NDArray[np.int32]] | None = None
     """Height and width of the original images of a split, (n, 2), once all blocks are read; None without images."""
     metadata_of: Callable[[str], Mapping[str, Metadata]] | None = None
-    """The columns of a split that are kept but are no features, once all blocks are read."""
+    """The columns of a split that are kept but are not features, once all blocks are read."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """More fields of ``records.PreparedDataset``."""
 

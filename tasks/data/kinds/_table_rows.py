@@ -252,7 +252,7 @@ class ScannedTable:
         has, where, them = ("has", "row", "it") if count == 1 else ("have", "the rows", "them")
         if self.dataset.on_broken == "skip":
             self.usable &= ~missing
-            gone = f", which is no class then: {keep}" if keep and key == "target" else ""
+            gone = f", which is not a class then: {keep}" if keep and key == "target" else ""
             said = (
                 f"left out: {count:,} of {len(missing):,} rows without a value of dataset.{key} = '{name}'{gone}{hint}"
             )

@@ -281,7 +281,7 @@ class Columns:
         """Return the texts that are learnt, of all splits, as the classes of a table are found.
 
         Raises:
-            UserError: they are no classes.
+            UserError: they are not classes.
         """
         (place,) = self._found.wanted
         texts: set[bytes] = set()

@@ -188,7 +188,7 @@ def _decoded(what: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.char.decode(values, "utf-8")
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{what}: bytes that are no UTF-8 ({cut(repr(error.object))}). Save texts: np.char.decode(values, "
+            f"{what}: bytes that are not UTF-8 ({cut(repr(error.object))}). Save texts: np.char.decode(values, "
             "'latin-1'), or whatever their encoding is"
         ) from None
 

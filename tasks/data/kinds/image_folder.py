@@ -31,7 +31,7 @@ SPLIT_WORDS = {
 }
 """Regular expressions of the words that mean a split in a folder's name, in small letters."""
 MOST_SPLITS = 12
-"""More folders than that are no splits: the folds of a cross-validation are rarely more than ten."""
+"""More folders than that are not splits: the folds of a cross-validation are rarely more than ten."""
 ALLOWED = "Allowed: FOLDER/<class>/*, or FOLDER/<split>/<class>/* with the splits train, validation, test"
 IF_CLASSES = "If they are classes, with all that lies in them: --set dataset.splits={}"
 CHUNK_BYTES = 4 * 2**20
@@ -219,7 +219,7 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
     if they have classes in common. A single one is the split ``train`` if two or more folders are in it.
 
     Raises:
-        UserError: ``splits`` names what is not there, folders may be splits or classes, or one of several is no split.
+        UserError: ``splits`` names what is not there, folders may be splits or classes, or one of several is not a split.
     """
     folders = {_name(folder): folder for folder in _folders(source)}
     where = f"dataset.source = '{dataset.source}'"
@@ -240,7 +240,7 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
         found = set(named.values())
         wrong = None
         if others := [name for name in folders if name not in named]:
-            wrong = f"'{others[0]}' is no split, and lies beside folders that are"
+            wrong = f"'{others[0]}' is not a split, and lies beside folders that are"
         elif "train" not in found:
             wrong = "it has splits, and no folder 'train'"
         elif len(found) < len(named):
@@ -337,7 +337,7 @@ def read_header(path: Path | str, broken: dict[Path, str]) -> Header | None:
 
 
 def _reason(path: Path, error: Exception) -> str:
-    """Return why a file is no whole image.
+    """Return why a file is not a whole image.
 
     Raises:
         UserError: the file cannot be read, which says nothing about the image.

@@ -112,7 +112,7 @@ def examples(dataset: config.Table, block_bytes: int = BLOCK_BYTES) -> Examples:
 
 
 def _metadata(table: ScannedTable, splits: npt.NDArray[np.int8], split: str) -> dict[str, Metadata]:
-    """Return the columns of a split that are no features; blocks that were read left out rows in ``splits``."""
+    """Return the columns of a split that are not features; blocks that were read left out rows in ``splits``."""
     own = splits == NAMES.index(split)
     found = {}
     for name, values in table.metadata.items():

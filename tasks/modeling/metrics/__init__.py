@@ -113,7 +113,7 @@ def top_k(k: int) -> Metric:
 
 
 def without_file(settings: config.Settings) -> dict[str, str]:
-    """Return each metric that the settings of a run name, and that is no file of this folder, and the first key that
+    """Return each metric that the settings of a run name, and that is not a file of this folder, and the first key that
     names it."""
     files = ("loss", *config.names_of("modeling/metrics"))
     return {name: key for name, key in settings.named_metrics.items() if name not in files}

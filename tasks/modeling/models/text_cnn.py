@@ -23,7 +23,7 @@ def build(
     Wallace found it to do little ("A Sensitivity Analysis", 2015).
 
     Raises:
-        ValueError: a feature is no text.
+        ValueError: a feature is not text.
     """
     if others := [name for name, feature in features.items() if feature.kind != "text"]:
         raise ValueError(f"takes texts, and not {', '.join(others)}: give model.name=mixed")

@@ -37,7 +37,7 @@ def look_at(path: Path, package: str, command: str = "the next run") -> Iterator
         if "locked" in str(error):
             yield Remark("ok", f"{path} ({size(path.stat().st_size)}) is being written to, and was not looked at")
         else:
-            yield Remark("error", f"{path} is no database of {package} ({error})", mend)
+            yield Remark("error", f"{path} is not a database of {package} ({error})", mend)
         return
     if whole not in ("ok", None):
         yield Remark("error", f"{path} is damaged: {whole.splitlines()[0]}", mend)

@@ -77,7 +77,7 @@ def _orphans(root: Path) -> Iterator[tuple[int, str]]:
     """Yield the processes of this user in this project that a killed command has left."""
     with contextlib.suppress(psutil.Error):  # Not every system lets a user look at its first process.
         if any("stratagem" in Path(word).name for word in psutil.Process(1).cmdline()):
-            return  # In a container whose first process is a command of ours, its processes are no orphans.
+            return  # In a container whose first process is a command of ours, its processes are not orphans.
     for process in psutil.process_iter():
         try:
             if process.ppid() == 1 and _is_ours(process, root):

@@ -38,7 +38,7 @@ def look(here: Here) -> Iterator[Remark]:
         except InvalidRequirement:
             yield Remark(
                 "error",
-                f"requirements.lock has a line that is no package: {pin[:60]}",
+                f"requirements.lock has a line that is not a package: {pin[:60]}",
                 "git checkout requirements.lock",
             )
             return

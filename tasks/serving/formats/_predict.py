@@ -66,7 +66,7 @@ class Predictor:
         Args:
             given: a list of n images, or n texts, or pixels; n values of each column, by name; or arrays as they were
                 prepared, where there is no encoding.json. An image is a ``pathlib.Path``, or the bytes of a file, or
-                base64 of them: PNG, JPEG, BMP, GIF or WebP. A str is no path, because a stranger may have sent it.
+                base64 of them: PNG, JPEG, BMP, GIF or WebP. A str is not a path, because a stranger may have sent it.
 
         Raises:
             ValueError: one of them is not what the model takes.
@@ -152,7 +152,7 @@ def _load_arrays(name: str, wanted: Sequence[str]) -> dict[str, Any]:
     """Return the wanted arrays of a file; where one is wanted, the only one there, whatever it is called."""
     with open(name, "rb") as file:
         if not file.read(6).startswith((b"\x93NUMPY", b"PK")):
-            raise ValueError("it is no file of NumPy")
+            raise ValueError("it is not a file of NumPy")
         file.seek(0)
         found = np.load(file, allow_pickle=False)
         if isinstance(found, np.ndarray):

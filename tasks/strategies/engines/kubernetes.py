@@ -20,13 +20,13 @@ def members(section: config.AnyCluster) -> list[Member]:
     """Return the one member that this process is: the pods in the order of their index, the chief first.
 
     Raises:
-        UserError: this process is no pod of such a Job, or see `member_of_rank`.
+        UserError: this process is not a pod of such a Job, or see `member_of_rank`.
     """
     index, addresses = os.environ.get(INDEX, ""), [one for one in os.environ.get(ADDRESSES, "").split(",") if one]
     if not index.isdecimal() or int(index) >= len(addresses):
         raise UserError(
             f"strategy.launcher = 'kubernetes': {INDEX} = {index!r} and {ADDRESSES} with {len(addresses)} addresses: "
-            "this process is no pod of an Indexed Job. `stratagem submit --launcher kubernetes` makes one"
+            "this process is not a pod of an Indexed Job. `stratagem submit --launcher kubernetes` makes one"
         )
     return [member_of_rank(section, addresses, int(index), "the Indexed Job")]
 

@@ -27,7 +27,7 @@ def members(section: config.AnyCluster) -> list[Member]:
     """Return the one member that this process is: the tasks of the step in their order, the chief first.
 
     Raises:
-        UserError: this process is no task of a step, there are too few or too many, the project's folder is another one
+        UserError: this process is not a task of a step, there are too few or too many, the project's folder is another one
             than where the job was submitted, or see `joined_member`.
         StratagemError: Slurm does not tell the nodes' addresses.
     """
@@ -51,7 +51,7 @@ def _number(name: str) -> int:
     text = os.environ.get(name, "")
     if not text.isdecimal():
         raise UserError(
-            f"strategy.launcher = 'slurm': {name} = {text!r}, so this process is no task of a Slurm step. "
+            f"strategy.launcher = 'slurm': {name} = {text!r}, so this process is not a task of a Slurm step. "
             "`stratagem submit --launcher slurm` submits a job; inside one, start the command by `srun`"
         )
     return int(text)

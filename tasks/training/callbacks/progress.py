@@ -168,7 +168,7 @@ class _Lines(NamedTuple):
 
 
 def _columns_within(epoch: dict[str, int], names: Sequence[str], validated: Sequence[str], width: int) -> _Lines:
-    """Return columns that are no wider than a terminal.
+    """Return columns that are not wider than a terminal.
 
     Args:
         epoch: the first column.

@@ -1,5 +1,5 @@
 """What ends a training before its last epoch: a metric that gets no better, one that is too bad to go on with, and a
-loss that is no finite number."""
+loss that is not a finite number."""
 
 import math
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ class StopBelowLimits(keras.callbacks.Callback):
 
 
 class NonFiniteLoss(StratagemError):
-    """The loss is no finite number, or the weights are not after the last step."""
+    """The loss is not a finite number, or the weights are not after the last step."""
 
     def __init__(self, what: str, position: Position) -> None:
         step = position.nonfinite_step or position.step
@@ -81,13 +81,13 @@ class NonFiniteLoss(StratagemError):
 
 
 def refuse_nonfinite(position: Position) -> None:
-    """Raise ``NonFiniteLoss`` if the loss of the steps that are known to be done is no finite number."""
+    """Raise ``NonFiniteLoss`` if the loss of the steps that are known to be done is not a finite number."""
     if position.nonfinite_loss is not None:
         raise NonFiniteLoss(f"train/loss is {position.nonfinite_loss}", position)
 
 
 class StopOnNonFinite(keras.callbacks.Callback):
-    """Ends a training whose loss is no finite number, on every worker at the same step, before anything is saved."""
+    """Ends a training whose loss is not a finite number, on every worker at the same step, before anything is saved."""
 
     def __init__(self, position: Position) -> None:
         super().__init__()
@@ -111,4 +111,4 @@ class StopOnNonFinite(keras.callbacks.Callback):
             else:
                 finite = np.isfinite(keras.ops.convert_to_numpy(variable)).all()
             if not bool(finite):
-                raise NonFiniteLoss(f"{variable.path} is no finite number", self.position)
+                raise NonFiniteLoss(f"{variable.path} is not a finite number", self.position)

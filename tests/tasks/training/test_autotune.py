@@ -128,7 +128,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(tiny, train, at_step):
 @pytest.mark.parametrize("steps", [1, "auto", 16])
 @pytest.mark.parametrize("loop", ["fit", "custom"])
 def test_a_loss_that_is_no_number_is_named_by_its_own_step(tiny, train, own, steps, loop):
-    """The network's output is no number from its eleventh step on, in the middle of a call."""
+    """The network's output is not a number from its eleventh step on, in the middle of a call."""
     code = """
 import keras
 
