@@ -34,7 +34,7 @@ from tasks.system.errors import Interrupted, one_line
 
 R = TypeVar("R", bound=Record)
 
-# An own server that is started again needs some seconds; one of the user's may be on its way back.
+# An own server that restarts needs some seconds; one of the user's may be on its way back.
 PATIENCE_SECONDS = 10.0
 
 

@@ -26,8 +26,8 @@ def prepare(dataset: config.Description) -> PreparedDataset:
 
     A split becomes <split>_<feature>s.npy for each feature, of its dtype, (n, *shape), <split>_labels.npy and, where
     examples have weights, <split>_weights.npy, see ``records.PreparedSplit``. A feature with a vocabulary has it in
-    <feature>_vocabulary.json; columns of the test split that are not features are in test_metadata.json. The same source
-    gives the same bytes.
+    <feature>_vocabulary.json; columns of the test split that are not features are in test_metadata.json. The
+    same source gives the same bytes.
 
     Args:
         dataset: the description in data/<name>/params.yaml.

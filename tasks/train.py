@@ -201,7 +201,7 @@ def assist(settings: config.Settings, prepared: PreparedDataset, stop: threading
 
 
 def _assist(settings: config.Settings, prepared: PreparedDataset, stop: threading.Event) -> bool:
-    """Train with the chief until the end, or until the loss is not a finite number, or until layers are to be thawed: then
+    """Train with the chief until the end, until the loss is not finite, or until layers are to be thawed: then return
     True."""
     strategy, _ = check(settings, prepared)
     # Before the model is made, for which workers with other settings would wait for each other.

@@ -3,7 +3,7 @@
     /usr/bin/python3 tests/object_store.py FOLDER PORT PORT PORT PORT
 
 Debian's own Python has Swift, so this file imports nothing of the project. The first port is the one to ask; SIGTERM
-ends all four servers, and what FOLDER holds is there again when they are started again on it. ``quota`` as a fifth
+ends all four servers, and what FOLDER holds is there again when they restart on it. ``quota`` as a fifth
 argument, with a bucket and a number of bytes behind it, limits that bucket, while they run.
 """
 

@@ -20,7 +20,7 @@ def up(
 ) -> None:
     """Start Prefect's server, the deployments, a worker and MLflow's pages on 127.0.0.1, and keep them running.
 
-    What dies is started again, and a training that died with it goes on. Where all runs already, this says so and ends.
+    What dies restarts, and a training that died with it goes on. Where all runs already, this says so and ends.
     Until Ctrl-C, or `stratagem down`.
     """
     with command(debug):

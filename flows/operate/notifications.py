@@ -86,7 +86,7 @@ def tell_failure(what: str, flow_run_id: str | None, try_number: int, reason: st
 def tell_restarts(run: Run, reasons: Sequence[str]) -> None:
     """Tell each restart of a training's workers, with its reason."""
     for reason in reasons:
-        tell("restart", f"{run.name}: its workers were started again", reason)
+        tell("restart", f"{run.name}: its workers restarted", reason)
 
 
 def tell_drift(prepared: PreparedDataset, quality: DataQuality) -> None:

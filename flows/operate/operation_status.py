@@ -89,7 +89,8 @@ def show(found: Mapping[str, Any]) -> None:
         print(f"up since {found['since']}, process {found['pid']}, {found['phase']}")
         for one in found["services"]:
             how = "answers" if one["answers"] else "runs, no answer" if one["runs"] else "is being started"
-            again = f", started again {one['restarts']} times, last: {one['last_end']}" if one["restarts"] else ""
+            count = "once" if one["restarts"] == 1 else f"{one['restarts']} times"
+            again = f", restarted {count} (last: {one['last_end']})" if one["restarts"] else ""
             print(f"  {one['name']:9}{how:16}{one['address'] or one['log']}{again}")
         for one in found["deployments"]:
             when = "paused" if one["paused"] else f"next {one['next']}" if one["next"] else "when asked for"

@@ -20,7 +20,7 @@ from tasks.system import clock, lifetime, machine, temporary
 from tasks.system.errors import StratagemError, UserError
 from tasks.system.network import unreachable_reason
 
-# So often a run's own server is started again; one that always dies again would be started for ever.
+# So often a run's own server restarts; one that always dies again would be started for ever.
 MAX_RESTARTS = 3
 # Within this time a server answers whether it is well: beside a training one took more than 10 s.
 ANSWER_SECONDS = 30.0
@@ -70,7 +70,7 @@ def guarded_environment(key: str, url: str) -> dict[str, str]:
 class PrefectServer:
     """The Prefect API of this process's run, for a user who has none: one running `python -m flows.operate.server`.
 
-    It ends when its standard input closes, so it cannot outlive this process. When it dies it is started again: its
+    It ends when its standard input closes, so it cannot outlive this process. When it dies it restarts: its
     socket stays open here meanwhile, so that requests wait for it instead of failing.
     """
 
@@ -122,7 +122,7 @@ class PrefectServer:
         return True
 
     def await_ready(self) -> None:
-        """Wait until the server answers; from then on it is started again when it dies.
+        """Wait until the server answers; from then on it restarts when it dies.
 
         Raises:
             StratagemError: it ended instead.
@@ -147,7 +147,7 @@ class PrefectServer:
                 if self._closing.is_set():
                     return
                 how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-                print(f"warning: Prefect's server for this run died ({how}); it is started again", file=sys.stderr)
+                print(f"warning: Prefect's server for this run died ({how}); it restarts", file=sys.stderr)
                 self._release()
                 self._process = self._start()
         self._process.wait()

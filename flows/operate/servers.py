@@ -33,7 +33,7 @@ class Server:
     health: str = ""
     """What is asked to know whether it answers."""
     listening: socket.socket | None = None
-    """Where it takes requests. It stays open here while the server is started again: they wait, and nobody else can
+    """Where it takes requests. It stays open here while the server restarts: they wait, and nobody else can
     take its port and be told the password."""
 
 

@@ -54,7 +54,7 @@ class SupervisedProgram:
     began: float = 0.0
     """In seconds since 1970."""
     not_before: float = 0.0
-    """When it may be started again, on the clock of `time.monotonic`."""
+    """When it may restart, on the clock of `time.monotonic`."""
     deaths_in_a_row: int = 0
     restarts: int = 0
     last_end: str | None = None
@@ -82,7 +82,7 @@ class SupervisedProgram:
         self.began = time.time()
 
     def note_death(self, how: str) -> float:
-        """Take note that it has ended; return the pause before it is started again, which grows with each death."""
+        """Take note that it has ended; return the pause before it restarts, which grows with each death."""
         if time.time() - self.began > STEADY_SECONDS:
             self.deaths_in_a_row = 0
         self.deaths_in_a_row += 1
@@ -167,9 +167,9 @@ class Supervisor:
         if not self._ready and kept.deaths_in_a_row >= MAX_FIRST_TRIES:
             raise StratagemError(f"{kept.server.name} does not start ({how}): {last_line(kept.log)}; see {kept.log}")
         self._save()
-        print(f"{clock.now()} {kept.server.name} has ended ({how}); started again in {pause:.0f} s", file=sys.stderr)
+        print(f"{clock.now()} {kept.server.name} has ended ({how}); restarting in {pause:.0f} s", file=sys.stderr)
         if self._ready:
-            title = f"{kept.server.name} is started again on {socket.gethostname()}"
+            title = f"{kept.server.name} restarts on {socket.gethostname()}"
             body = f"It had ended ({how}), the {kept.restarts}. time. Its last line: {last_line(kept.log)}"
             threading.Thread(target=notifications.tell, args=("restart", title, body), daemon=True).start()
 

@@ -106,7 +106,7 @@ class Cluster(StrategySection):
     cpus: Speed[Devices | None] = None
     """Under `ray`: cores of each process; null shares those of the nodes."""
     max_restarts: Bookkeeping[Annotated[int, Field(ge=0, le=MAX_COUNT)]] = 3
-    """How often lost processes are started again, from the latest checkpoint, before the run fails."""
+    """How often lost processes restart, from the latest checkpoint, before the run fails."""
     heartbeat_timeout_seconds: Bookkeeping[Annotated[float, Field(gt=0, le=1e6)]] = 60.0
     """A process without a heartbeat for so long counts as lost."""
 
@@ -340,8 +340,8 @@ class ModelParallel(OnJax):
                 re.compile(self.expression_of(rule))
             except re.error as error:
                 raise ValueError(
-                    f"layout has the rule '{rule}', which is not a regular expression ({error}): write it as one on the "
-                    "end of a path, such as .*kernel"
+                    f"layout has the rule '{rule}', which is not a regular expression ({error}): write it as one on "
+                    "the end of a path, such as .*kernel"
                 ) from None
             for axis in axes:
                 if axis is not None and axis not in self.axis_names:

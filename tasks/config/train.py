@@ -86,7 +86,7 @@ class Train(Section):
     deterministic: Course[bool]
     """Refuse TensorFlow kernels whose results differ from run to run."""
     on_nonfinite: Course[Literal["stop", "rollback"]]
-    """When the loss is not a finite number: `stop` the training, or `rollback` to the latest checkpoint and go on with a
+    """When the loss is not finite: `stop` the training, or `rollback` to the latest checkpoint and continue with a
     lower learning rate. Such a run is marked, and never registered."""
     max_rollbacks: Course[Count]
     """How often, before the training stops."""

@@ -21,8 +21,8 @@ SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a d
 
 
 def is_by_product(name: str) -> bool:
-    """Return whether a file or folder was put there by a system (of a NAS, Windows, macOS), and is not data: hidden ones
-    as .DS_Store and ._1.jpg, and ``BY_PRODUCTS``."""
+    """Return whether a system (a NAS, Windows, macOS) created a file or folder, so that it is not data: hidden ones
+    such as .DS_Store and ._1.jpg, and ``BY_PRODUCTS``."""
     return name.startswith(".") or name.lower() in BY_PRODUCTS
 
 

@@ -55,7 +55,7 @@ ROLES = ("split_column", "group", "time", "weight")
 def fill_in(dataset: config.Table, file: TableFile, may_guess: bool) -> tuple[config.Table, list[str]]:
     """Return a dataset with the kinds of its columns and its task, and lines that say what was guessed.
 
-    What the description has is kept, the rest is guessed of the first rows.
+    What the description has is kept, the rest is guessed from the first rows.
 
     Args:
         may_guess: columns that are not in ``columns`` are guessed even where others are.
@@ -462,7 +462,7 @@ def _lines(
     for name, column in columns.items():
         why = guessed[name].why if name in guessed else ""
         rows.setdefault(column.kind, []).append(f"{name} ({why})" if why else name)
-    first = f"guessed of the first rows; data/{dataset.name}/params.yaml has it, to be edited there:"
+    first = f"guessed from the first rows; edit data/{dataset.name}/params.yaml if wrong:"
     return [first, *lines_of_kinds(rows), *(line for note in notes for line in lines_of_kinds({"note": [note]}))]
 
 

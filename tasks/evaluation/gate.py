@@ -236,7 +236,7 @@ def _not_better(section: config.Register, found: Judgement) -> str | None:
     if difference < section.min_improvement - ROUNDING:
         return f"register.min_improvement = {section.min_improvement:g} is not reached"
     if not p_value <= chance:
-        return f"that may be chance, p is to be at most {chance:.2g} (register.confidence = {section.confidence:g})"
+        return f"this could be chance: p must be at most {chance:.2g} (register.confidence = {section.confidence:g})"
     return None
 
 

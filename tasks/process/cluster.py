@@ -234,7 +234,7 @@ class StageProcesses:
         most = self._cluster.max_restarts
         if len(self.restarts) < most and process.has_place:
             self.restarts.append(reason)
-            _print(f"{reason}; it is started again, restart {len(self.restarts)} of {most}; its log: {self.group.logs}")
+            _print(f"{reason}; restarting it ({len(self.restarts)} of {most}); its log: {self.group.logs}")
             self.group.start_again(process)
             return
         self.group.leave_out(process)

@@ -22,8 +22,8 @@ from tasks.reports.material import Material
 
 CONFIDENCE = 0.95
 MOST_DRAWS = 10_000_000
-"""Draws up to which a metric that is not a mean is resampled: 0.3 s at worst on one core. Beyond, and for the mean average
-precision, its interval is that of ``influence_on``, to which that of so many examples comes near."""
+"""Draws up to which a metric that is not a mean is resampled: 0.3 s at worst on one core. Beyond that, and for the mean
+average precision, the interval comes from ``influence_on``, which is close to it for so many examples."""
 GROUPS = 100
 DEVIATIONS = 1.959964
 """Of the normal distribution, on each side of 95 %."""
@@ -49,8 +49,8 @@ def of_metric(material: Material, name: str) -> Interval | None:
 
 
 def each(material: Material, name: str) -> Numbers | None:
-    """Return the number of each test example, (n,), of which a metric is the mean; None of one that is not a mean, or that
-    this does not know."""
+    """Return the number of each test example, (n,), of which a metric is the mean; None for a metric that is not a mean
+    or is unknown here."""
     labels, outputs = material.predicted
     if name == "loss":
         return _losses(material)

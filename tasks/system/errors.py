@@ -14,8 +14,8 @@ UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u20
 
 
 class StratagemError(Exception):
-    """A run failed in a way that one sentence explains. A password in a library's words for it is left out, and
-    what is not a character to be read is written as Python's texts have it: it is one line, whatever a file is called."""
+    """A run failed in a way that one sentence explains. The message leaves out passwords and shows unprintable
+    characters as Python does, so it is one line, whatever a file is called."""
 
     exit_code = 1
 
@@ -42,7 +42,7 @@ class Interrupted(StratagemError):
 
 
 class Preempted(Interrupted):
-    """A member of a cluster that someone else started was told to stop: all are to be started again, which goes on."""
+    """A member of a cluster that someone else started must stop: the training continues once all members restart."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, os.EX_TEMPFAIL)

@@ -196,8 +196,8 @@ def read_text(path: Path, most: int = -1) -> str:
     """Return the text of a file in UTF-8, or its first ``most`` bytes.
 
     Raises:
-        OSError: it is missing, may not be read, or is not a file: a pipe lets its reader wait for ever, and a device may
-            have no end.
+        OSError: it is missing, may not be read, or is not a file: a pipe lets its reader wait for ever, and a device
+            may have no end.
         UnicodeDecodeError: it is not UTF-8.
     """
     mode = path.stat().st_mode

@@ -269,7 +269,7 @@ def best_effort() -> Iterator[None]:
     except OSError as error:
         # What fails in the middle of a file names none.
         place = error.filename or config.project_root() / "mlruns"
-        logger.warning("what MLflow is to be told cannot be kept: %s", files.unwritable(place, error))
+        logger.warning("cannot store MLflow updates: %s", files.unwritable(place, error))
 
 
 def batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

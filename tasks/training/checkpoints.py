@@ -55,7 +55,7 @@ class State(Record):
     stopping: dict[str, float | int | None] = {}
     """The attributes of keras.callbacks.EarlyStopping that its next decision needs."""
     rollbacks: int = 0
-    """How often the training went back to a checkpoint, with a lower learning rate, after a loss that was not a number."""
+    """How often the training went back to a checkpoint, with a lower learning rate, after a non-finite loss."""
 
 
 def pack(arrays: Arrays, state: State) -> bytes:

@@ -86,7 +86,7 @@ def test_the_form_of_a_run_sends_what_was_filled_in_and_nothing_else(page, serve
     shown = form.wait_for(FILL_IN)
     time.sleep(2)  # On a busy machine the page may still be putting in its own values after it shows the fields.
     shown = form.wait_for(FILL_IN)
-    assert "How often lost processes are started again" in shown, "each setting is explained"
+    assert "How often lost processes restart" in shown, "each setting is explained"
     assert "params.yaml: 15." in shown
     form.run(SUBMIT)
     form.wait_for("!location.pathname.endsWith('/run')")  # It goes to the deployment's page.

@@ -311,12 +311,8 @@ def test_a_killed_workers_run_has_crashed_and_is_taken_up_while_another_one_wait
 def test_restarts_results_and_failures_are_told(operated):
     titles = operated.receiver.titles()
     host = socket.gethostname()
-    assert [title for title in titles if "mlflow is started again" in title] == [
-        f"stratagem: mlflow is started again on {host}"
-    ]
-    assert [title for title in titles if "worker is started again" in title] == [
-        f"stratagem: worker is started again on {host}"
-    ]
+    assert [title for title in titles if "mlflow restarts" in title] == [f"stratagem: mlflow restarts on {host}"]
+    assert [title for title in titles if "worker restarts" in title] == [f"stratagem: worker restarts on {host}"]
     assert [title for title in titles if "is taken up again" in title] == [
         "stratagem: digits-one_device-fit is taken up again"
     ]

@@ -59,7 +59,7 @@ def test_drift_lost_workers_and_a_failure_are_told(project, empty_store, start, 
         drift, restart, failure = receiver.titles()
         assert drift == "stratagem: the data of flowers have changed"
         assert "mixed-multi_worker-" in restart
-        assert restart.endswith(": its workers were started again")
+        assert restart.endswith(": its workers restarted")
         assert "worker 1 died (SIGKILL)" in receiver.told[1]["message"]
         assert failure.endswith(" failed")
         assert "strategy.max_restarts = 1 allows no further start" in receiver.told[2]["message"]

@@ -33,7 +33,7 @@ SWIFT = ("swift-proxy", "swift-account", "swift-container", "swift-object")
 
 
 class Server:
-    """A server that speaks S3; what lies in its folder is there again when it is started again."""
+    """A server that speaks S3; what lies in its folder is there again when it restarts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.ports = folder, [str(port) for port in free_ports(4)]

@@ -84,14 +84,14 @@ def test_lost_workers_are_replaced_and_used_again(stratagem, digits):
     assert sorted(first) == ["chief 0", "ps 0", "worker 0", "worker 1"]
 
     first["worker 1"].kill()
-    wait(training, lambda: "worker 1 died (SIGKILL); it is started again, restart 1 of 3" in training.err.read_text())
+    wait(training, lambda: "worker 1 died (SIGKILL); restarting it (1 of 3)" in training.err.read_text())
     before = epochs(training)
     wait(training, lambda: epochs(training) > before)  # The other one goes on meanwhile.
 
     first["worker 0"].send_signal(signal.SIGSTOP)
     wait(
         training,
-        lambda: "worker 0 sent no heartbeat for 15 s; it is started again, restart 2 of 3" in training.err.read_text(),
+        lambda: "worker 0 sent no heartbeat for 15 s; restarting it (2 of 3)" in training.err.read_text(),
     )
     wait(training, lambda: {"worker 0", "worker 1"} <= cluster(training).keys())
     second = cluster(training)

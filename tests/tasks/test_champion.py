@@ -57,7 +57,7 @@ def test_a_better_model_takes_the_alias_and_noise_and_the_same_model_do_not(stor
     assert (result.judgement.promoted, result.judgement.p_value) == (False, 1 / 16)
     reason = (
         "test/accuracy 0.8000 against 0.0000 of version 1 is better by +0.8000 (95% interval +0.4000 to +1.0000, "
-        "McNemar p = 0.062, 5 test rows): that may be chance, p is to be at most 0.05 (register.confidence = 0.95)"
+        "McNemar p = 0.062, 5 test rows): this could be chance: p must be at most 0.05 (register.confidence = 0.95)"
     )
     assert result.judgement.reason == reason
     assert aliases(name) == {"challenger": "2", "champion": "1"}

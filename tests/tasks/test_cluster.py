@@ -327,7 +327,7 @@ def test_a_lost_worker_of_parameter_servers_starts_again_alone_on_its_own_port(
     for name in ("worker 0", "worker 1"):
         assert len({line.split(" ", 2)[2] for line in starts[name]}) == 1, "the others know it by this port"
     err = capfd.readouterr().err
-    assert "worker 1 died (SIGKILL); it is started again, restart 1 of 3; its log: mlruns/" in err
+    assert "worker 1 died (SIGKILL); restarting it (1 of 3); its log: mlruns/" in err
 
 
 def test_a_training_goes_on_without_a_worker_that_may_not_start_again(start, tmp_path, capfd, interrupted_when):

@@ -101,8 +101,8 @@ def test_the_sentence_has_the_figures() -> None:
     ("overrides", "accuracies", "reason"),
     [
         ([], (0.97, 0.90), ": it is no better"),
-        ([], (0.90, 0.95), "): that may be chance, p is to be at most 0.05 (register.confidence = 0.95)"),
-        (["register.confidence=0.999999999999"], (0.92, 0.96), "that may be chance, p is to be at most 1e-12"),
+        ([], (0.90, 0.95), "): this could be chance: p must be at most 0.05 (register.confidence = 0.95)"),
+        (["register.confidence=0.999999999999"], (0.92, 0.96), "this could be chance: p must be at most 1e-12"),
         (["register.min_improvement=0.2"], (0.90, 0.97), ": register.min_improvement = 0.2 is not reached"),
     ],
 )

@@ -863,7 +863,7 @@ REFUSED = [
     (
         SMALL,
         {"metadata": {"word": "number"}},
-        "dataset.metadata.word = number: the column has in row 1, counted without the header, 'a', which is not a number",
+        "dataset.metadata.word = number: the column has in row 1, counted without the header, 'a', which is not a num",
     ),
     (SMALL, {"columns": {"x": "ignore", "word": "ignore"}, "task": "classification"}, "leaves no column to learn from"),
     (SMALL, {"columns": {"word": "number"}}, ", counted without the header, 'a', which is not a number"),

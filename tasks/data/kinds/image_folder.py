@@ -219,7 +219,8 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
     if they have classes in common. A single one is the split ``train`` if two or more folders are in it.
 
     Raises:
-        UserError: ``splits`` names what is not there, folders may be splits or classes, or one of several is not a split.
+        UserError: ``splits`` names a folder that does not exist, folders may be splits or classes, or only some of them
+            are splits.
     """
     folders = {_name(folder): folder for folder in _folders(source)}
     where = f"dataset.source = '{dataset.source}'"

@@ -34,7 +34,7 @@ OPTIONS = {
     "service-account": "under which the pods run",
     "env-from": "the Secret whose values the pods have as variables, such as MLFLOW_TRACKING_URI",
     "grace": "seconds between the signal to stop and the end; without it 120",
-    "max-restarts": "how often all may be started again after a failure; without it 3 times",
+    "max-restarts": "how often all may restart after a failure; without it 3 times",
     "jobset": "true hands over a JobSet, whose controller the cluster must have",
 }
 PORT = 2222

@@ -27,8 +27,8 @@ def members(section: config.AnyCluster) -> list[Member]:
     """Return the one member that this process is: the tasks of the step in their order, the chief first.
 
     Raises:
-        UserError: this process is not a task of a step, there are too few or too many, the project's folder is another one
-            than where the job was submitted, or see `joined_member`.
+        UserError: this process is not a task of a step, there are too few or too many tasks, the project's folder is
+            not the one where the job was submitted, or see `joined_member`.
         StratagemError: Slurm does not tell the nodes' addresses.
     """
     rank, count = _number("SLURM_PROCID"), _number("SLURM_STEP_NUM_TASKS")
