@@ -116,17 +116,19 @@ def confusion(material: Material) -> ReportSection | None:
         if count := int(wrong[true, given]):
             share = count / max(int(counts[true].sum()), 1)
             rows.append([names[true], names[given], f"{count:,}", f"{share:.1%}"])
-    caption = "A row is a true class, a column what it was taken for; the darker, the larger the share of the row."
+    caption = "A row is a true class, a column the predicted class; the darker, the larger the share of the row."
     blocks: list[Block] = [Figure([charts.confusion_matrix(material.evaluation)], caption, wide=True)]
     if rows:
         blocks.append(
-            TableBlock(("true", "taken for", "examples", "share of the class"), rows, 2, "The most frequent mistakes")
+            TableBlock(("true", "predicted", "examples", "share of the class"), rows, 2, "The most frequent mistakes")
         )
     else:
-        blocks.append(Text("No test example is taken for another class."))
-    said = "none: no test example is taken for another class"
+        blocks.append(Text("Every test example is predicted correctly."))
+    said = "none: every test example is predicted correctly"
     if rows:
-        said = "{} taken for {}: {} examples, {} of the class".format(*rows[0])
+        said = "{} predicted as {}: {} examples, {} of the class".format(*rows[0]).replace(
+            ": 1 examples,", ": 1 example,"
+        )
     return ReportSection("Confusion matrix", blocks, brief={"most frequent mistake": said})
 
 

@@ -387,7 +387,11 @@ def test_the_page_is_whole_and_holds_all_that_it_shows(task):
 @pytest.mark.parametrize(
     ("task", "row", "said"),
     [
-        ("classification", "most frequent mistake", r"class \d taken for class \d: \d+ examples, [\d.]+% of the class"),
+        (
+            "classification",
+            "most frequent mistake",
+            r"class \d predicted as class \d: \d+ examples?, [\d.]+% of the class",
+        ),
         ("multilabel", "most frequent mistake", r"the label class \d: wrong for \d+ of 300 examples"),
         ("regression", "largest error", r"test example \d+: [\d.]+, and [\d.]+ is true"),
     ],
