@@ -10,7 +10,7 @@ import sys
 from benchmarks import (
     checkpoints,
     data,
-    defaults,
+    default_speed,
     evidence,
     inputs,
     measure,
@@ -25,7 +25,7 @@ from benchmarks import (
 
 HEADER = "# Benchmarks\n\nWritten by `make bench` (`python -m benchmarks`), which measures anew.\n\n"
 PARTS = {
-    "defaults": (defaults.section, defaults.HEADING),
+    "default_speed": (default_speed.section, default_speed.HEADING),
     "short": (pipeline.short_section, pipeline.SHORT_HEADING),
     "long": (pipeline.long_section, pipeline.LONG_HEADING),
     "speed": (speed.section, "## Training\n"),
