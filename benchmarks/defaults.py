@@ -165,6 +165,11 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
                 found.append({"ours": ours(name, table, frame, seed, project), **peers(table, frame, seed)})
                 print(f"defaults: {name}, seed {seed}: {found[-1]}", file=sys.stderr)
             table_lines += lines(name, table, found, rows)
+    return described(table_lines)
+
+
+def described(table_lines: list[str]) -> str:
+    """Return the page's section of what was measured."""
     return "\n".join(
         [
             HEADING,
