@@ -10,6 +10,7 @@ import sys
 from benchmarks import (
     checkpoints,
     data,
+    default_speed,
     defaults,
     evidence,
     inputs,
@@ -26,6 +27,7 @@ from benchmarks import (
 
 HEADER = "# Benchmarks\n\nWritten by `make bench` (`python -m benchmarks`), which measures anew.\n\n"
 PARTS = {
+    "default_speed": (default_speed.section, default_speed.HEADING),
     "defaults": (defaults.section, defaults.HEADING),
     "short": (pipeline.short_section, pipeline.SHORT_HEADING),
     "long": (pipeline.long_section, pipeline.LONG_HEADING),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import evidence, measure, recipes, scaling
+from benchmarks import defaults, evidence, measure, recipes, scaling
 from tasks import runs
 from tests.tasks import made_up
 from tests.tasks.written_runs import write_results, write_run
@@ -41,6 +41,42 @@ def test_a_part_that_is_not_measured_keeps_its_section(tmp_path):
     page.write_text("# Page\n\n## One\n\n1\n\n## Two\n\n2\n")
     found = [measure.kept(f"## {name}\n", page) for name in ("One", "Two", "Three")]
     assert found == ["## One\n\n1\n", "## Two\n\n2\n", ""]
+
+
+@pytest.mark.parametrize(
+    ("metric", "mine", "peer", "behind"),
+    [
+        ("r2", [0.5, 0.6, 0.7], [0.6, 0.7, 0.81], True),
+        ("r2", [0.6, 0.7, 0.8], [0.5, 0.6, 0.7], False),
+        ("accuracy", [0.9, 0.9, 0.9], [0.9, 0.95, 0.9], False),  # Within the spread.
+        ("accuracy", [0.9, 0.8, 0.7], [0.9, 0.8, 0.7], False),
+        ("mae", [1.1, 2.1, 3.2], [1.0, 2.0, 3.0], True),
+        ("mae", [1.0, 2.0, 3.0], [1.1, 2.1, 3.2], False),
+    ],
+)
+def test_defaults_lag_by_more_than_the_spread_on_the_same_rows(metric, mine, peer, behind):
+    assert defaults.lags(metric, mine, peer) is behind
+
+
+def test_a_line_of_defaults_names_what_they_lag_behind():
+    found = [{"ours": {"accuracy": 0.8}, "boosting": {"accuracy": 0.9}, "linear": {"accuracy": 0.7}}] * 2
+    (line,) = defaults.lines("wine", defaults.TABLES["wine"], found, 1780)
+    assert line == (
+        "| wine (scikit-learn) | 1,780 | classification | accuracy | 0.800 ± 0.000 | 0.900 ± 0.000 | 0.700 ± 0.000 | "
+        "boosting |"
+    )
+
+
+def test_defaults_and_their_peers_get_the_same_rows():
+    table = defaults.TABLES["wine"]
+    first, again, other = (defaults.split(table, seed) for seed in (0, 0, 1))
+    assert first["split"].tolist() == again["split"].tolist() != other["split"].tolist()
+    assert first["split"].value_counts().to_dict() == {"train": 142, "test": 36}
+    found = defaults.peers(table, first, 0)
+    assert {name: list(figures) for name, figures in found.items()} == {
+        "boosting": ["accuracy"], "linear": ["accuracy"],
+    }  # fmt: skip
+    assert min(figures["accuracy"] for figures in found.values()) > 0.9
 
 
 WATCH = """
