@@ -126,9 +126,9 @@ def confusion(material: Material) -> ReportSection | None:
         blocks.append(Text("Every test example is predicted correctly."))
     said = "none: every test example is predicted correctly"
     if rows:
-        said = "{} predicted as {}: {} examples, {} of the class".format(*rows[0]).replace(
-            ": 1 examples,", ": 1 example,"
-        )
+        mistake, predicted, number, of_class = rows[0]
+        examples = "example" if number == "1" else "examples"
+        said = f"{mistake} predicted as {predicted}: {number} {examples}, {of_class} of the class"
     return ReportSection("Confusion matrix", blocks, brief={"most frequent mistake": said})
 
 
