@@ -104,7 +104,7 @@ def tell_drift(prepared: PreparedDataset, quality: DataQuality) -> None:
 def tell_result(summary: RunSummary, name: str) -> None:
     """Tell what the gate says of a run's model."""
     model = summary.model_version or "its model"
-    verdict = "is no version" if summary.model_version is None else "is a version"
+    verdict = "is not a version" if summary.model_version is None else "is a version"
     if "champion" in summary.aliases:
         verdict = "is the champion"
     elif summary.model_version is not None:

@@ -432,7 +432,7 @@ def _task(dataset: config.Table, looked: dict[str, list[Any]]) -> str:
     if len(found) > 1:
         if words := [name for name, are in numeric.items() if not are]:
             raise UserError(
-                f"dataset.target = '{', '.join(dataset.target)}': the column '{words[0]}' has values that are no "
+                f"dataset.target = '{', '.join(dataset.target)}': the column '{words[0]}' has values that are not "
                 "numbers. Several targets are labels of 0 and 1, or numbers of a regression. Give one of them"
             )
         every = np.concatenate([numbers(values, "") for values in found.values()])

@@ -209,7 +209,7 @@ def _check_store(to: str | None) -> str:
     if not uri:
         raise UserError("where to? Give --to http://HOST:PORT, or set MLFLOW_TRACKING_URI")
     if not uri.startswith(("http://", "https://", "sqlite:///")):
-        raise UserError(f"{what}: is no store that runs can be brought to. Give http://HOST:PORT or sqlite:///FILE")
+        raise UserError(f"{what}: is not a store that runs can be brought to. Give http://HOST:PORT or sqlite:///FILE")
     if network.without_userinfo(uri) != uri:
         raise UserError(
             "--to: a password in a command can be read by every user of this machine. Set MLFLOW_TRACKING_USERNAME and "

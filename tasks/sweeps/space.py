@@ -299,8 +299,8 @@ def _parameter(path: Path, key: str, value: Any) -> Parameter:
     except ValidationError as error:
         first = error.errors()[0]
         name = first["loc"][0]
-        what = "is missing" if first["type"] == "missing" else f"= {shown(value.get(name))} is no "
-        what += "" if first["type"] == "missing" else "true or false" if name == "log" else "finite number"
+        allowed = "neither true nor false" if name == "log" else "not a finite number"
+        what = "is missing" if first["type"] == "missing" else f"= {shown(value.get(name))} is {allowed}"
         raise UserError(f"{where}: {name} {what}. Write {{low: 0.001, high: 0.1, log: true}}") from None
     if problem := found.problem():
         raise UserError(f"{where}: {problem}")

@@ -57,10 +57,10 @@ def test_function(training: Training, batches: Batches, calls: Calls) -> StepsFu
 
 def iterated(strategy: Strategy, batches: Batches) -> Iterable[Any]:
     """Return what a loop iterates once an epoch: nothing of interest, where a step gathers from resident arrays."""
-    return itertools.repeat(None) if _resident(batches) else _Placed(strategy, batches)
+    return itertools.repeat(None) if _resident(batches) else _PlacedBatches(strategy, batches)
 
 
-class _Placed:
+class _PlacedBatches:
     """The batches of the rest of an epoch, which the host reads, on the devices."""
 
     def __init__(self, strategy: Strategy, batches: Batches) -> None:

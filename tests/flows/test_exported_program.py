@@ -235,9 +235,7 @@ def test_what_the_program_does_not_take_is_one_message(trained, tmp_path, monkey
         wide.stderr,
     )
     for names, message in {
-        (
-            "other.csv",
-        ): "error: 'other.csv' has not the columns 'since', 'town', which the model takes. There: 'rooms', 'place'\n",
+        ("other.csv",): "error: 'other.csv' is missing the columns 'since', 'town'. It has: 'rooms', 'place'\n",
         ("none.csv",): "error: [Errno 2] No such file or directory: 'none.csv'\n",
         ("latin.csv",): "error: 'latin.csv' cannot be read as lines of UTF-8 ('utf-8' codec can't decode byte",
     }.items():

@@ -200,10 +200,10 @@ BAD = [
     (["strategy.kind=model_parallel", "strategy.batch_dim_name=rows"],
      ["strategy.batch_dim_name = 'rows'", "['batch', 'model']"]),
     (["strategy.kind=model_parallel", "strategy.layout={'d1/kernel(': [null, model]}"],
-     ["strategy.layout has the rule 'd1/kernel('", "no regular expression", "such as .*kernel"]),
+     ["strategy.layout has the rule 'd1/kernel('", "not a regular expression", "such as .*kernel"]),
     # Flags stand only at an expression's start, and Keras is given the end of a path.
     (["strategy.kind=model_parallel", "strategy.layout={'(?i)D1/kernel': [null, model]}"],
-     ["strategy.layout has the rule '(?i)D1/kernel'", "no regular expression"]),
+     ["strategy.layout has the rule '(?i)D1/kernel'", "not a regular expression"]),
     (["strategy.kind=model_parallel", "strategy.layout={d1/kernel: [model, model]}"],
      ["strategy.layout has the rule 'd1/kernel'", "gives one axis to two dimensions: ['model', 'model']"]),
     (["strategy.kind=model_parallel", "strategy.layout={d1/kernel: [null, width]}"],
@@ -368,7 +368,7 @@ HOSTILE = [
     (f"dataset: {{name: {'x' * 9000}}}\n", "dataset.name = 'xxx"),
     (f"strategy: {{kind: {'x' * 9000}}}\n", "unknown strategy.kind 'xxx"),
     (f"model: {{name: {'x' * 200}}}\n", "unknown model.name 'xxx"),
-    ("strategy: {kind: model_parallel, layout: {'" + "(" * 240 + "': [null]}}\n", "no regular expression"),
+    ("strategy: {kind: model_parallel, layout: {'" + "(" * 240 + "': [null]}}\n", "not a regular expression"),
 ]  # fmt: skip
 
 

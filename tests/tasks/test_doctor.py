@@ -241,7 +241,7 @@ def test_mlflow_that_is_damaged(project, look, empty_store):
     store.write_bytes(content)
     store.chmod(0o600)
     text, mend = look("mlflow")
-    assert "is damaged" in text or "is no database" in text
+    assert "is damaged" in text or "is not a database" in text
     assert mend.startswith("mv ")
 
 
@@ -277,7 +277,7 @@ def test_prefect(look, home):
     home.mkdir()
     (home / "prefect.db").write_bytes(b"no database at all, but long enough to be looked at" * 100)
     (home / "prefect.db").chmod(0o600)
-    assert "is no database of prefect" in look("prefect")[0]
+    assert "is not a database of prefect" in look("prefect")[0]
 
 
 def test_a_port_that_is_taken_is_told(project, home):
@@ -485,7 +485,7 @@ def test_up_whose_folder_is_not_private_or_whose_database_is_damaged(kept, look,
     (folder / "prefect" / "prefect.db").write_text("no database")
     (folder / "prefect" / "prefect.db").chmod(0o600)
     text, mend = look("up")
-    assert "is no database of prefect" in text
+    assert "is not a database of prefect" in text
     assert mend.endswith("`stratagem up` makes a new one")
     folder.chmod(0o755)
     assert look("up") == (f"others may enter {folder}, which has passwords", f"chmod 700 {folder}")

@@ -56,14 +56,14 @@ def test_numbers_are_read_of_numbers_and_of_text():
 @pytest.mark.parametrize(
     ("values", "row", "reason"),
     [
-        (["1", "two"], 1, "is no number"),
-        (["1_000"], 0, "is no number"),
-        ([1.0, "inf"], 1, "is no number that float32 holds"),
-        (np.array([1e39]), 0, "is no number that float32 holds"),
-        ([10**400], 0, "is no number"),
+        (["1", "two"], 1, "is not a number"),
+        (["1_000"], 0, "is not a number"),
+        ([1.0, "inf"], 1, "is not a number that float32 holds"),
+        (np.array([1e39]), 0, "is not a number that float32 holds"),
+        ([10**400], 0, "is not a number"),
         ([1, None], 1, "is missing"),
-        ([[1]], 0, "is no number"),
-        (pd.Categorical(["1", "1", "x"]), 2, "is no number"),
+        ([[1]], 0, "is not a number"),
+        (pd.Categorical(["1", "1", "x"]), 2, "is not a number"),
     ],
 )
 def test_what_is_no_number_is_named(values, row, reason):
@@ -166,7 +166,7 @@ def test_plain_datetimes_are_read_as_any_other(instants, separator):
 
 @pytest.mark.parametrize("text", ["2024-02-31", "2024-13-01", "2024-01-0x", "2024-01-01T25:00:00"])
 def test_a_datetime_that_is_none_is_refused_among_plain_ones(text):
-    with pytest.raises(BadValue, match=r"row 1: .+ is no date or time"):
+    with pytest.raises(BadValue, match=r"row 1: .+ is not a date or time"):
         cells.days(["2024-01-01T00:00:00"[: len(text)], text], "")
 
 
@@ -175,7 +175,7 @@ def test_a_missing_datetime_is_the_mean_and_another_word_is_refused():
     assert (found == found[0]).all()
     with pytest.raises(BadValue, match=r"row 1: 'tomorrow' is not a date or time of ISO 8601"):
         datetimes(["2024-01-01", "tomorrow"])
-    with pytest.raises(BadValue, match="is no date or time"):
+    with pytest.raises(BadValue, match="is not a date or time"):
         datetimes([5])
 
 
@@ -219,7 +219,7 @@ def test_files_are_taken_with_the_zeros_that_they_end_with(kind, as_array):
 def test_without_a_folder_no_file_is_read(value, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.png").write_bytes(png((1, 2, 3)))
-    with pytest.raises(BadValue, match=r"column 'photo', row 1: .+ is no whole image") as caught:
+    with pytest.raises(BadValue, match=r"column 'photo', row 1: .+ is not a whole image") as caught:
         Encoder(*image()).encode({"photo": [None, value]})
     assert len(str(caught.value)) < 300
 
@@ -241,7 +241,7 @@ def test_base64_in_place_of_a_path_is_a_short_error(tmp_path):
     text = base64.b64encode(png((1, 2, 3)) + bytes(5000)).decode()
     _, broken = WholeEncoder(*image()).encode_whole({"photo": [text, "none.png"]}, tmp_path)
     hint = "; base64 of an image begins with data:image/png;base64,"
-    assert broken == {0: f"is no whole image (no such file{hint})", 1: "is no whole image (no such file)"}
+    assert broken == {0: f"is not a whole image (no such file{hint})", 1: "is not a whole image (no such file)"}
 
 
 @pytest.mark.filterwarnings("ignore:Image size")
@@ -249,7 +249,7 @@ def test_an_image_that_unpacks_to_too_much_is_refused_where_the_warning_is_none(
     content = b"P6\n10000 10000\n255\n"
     (tmp_path / "bomb.ppm").write_bytes(content)
     _, broken = WholeEncoder(*image()).encode_whole({"photo": ["bomb.ppm"]}, tmp_path)
-    assert broken[0].startswith("is no whole image (Image size (100000000 pixels) exceeds limit of 89478485 pixels")
+    assert broken[0].startswith("is not a whole image (Image size (100000000 pixels) exceeds limit of 89478485 pixels")
 
 
 def test_columns_that_are_not_there_or_shorter_are_refused():

@@ -79,8 +79,8 @@ def test_a_folder_of_images_is_told_as_keras_tells_it_and_what_is_broken_has_its
     assert [row["source"] for row in rows] == names
     formats = "PNG, JPEG, BMP, GIF, WEBP, TIFF, JPEG2000, AVIF, PPM, ICO"
     formats += ", HEIF" * (importlib.util.find_spec("pi_heif") is not None)
-    assert rows[3]["error"] == f"is no whole image (it is none of {formats})"
-    assert rows[6]["error"].startswith("is no whole image (")
+    assert rows[3]["error"] == f"is not a whole image (it is none of {formats})"
+    assert rows[6]["error"].startswith("is not a whole image (")
     assert {row["prediction"] for row in (rows[3], rows[6])} == {None}
     whole, shares = [row for row in rows if row["error"] is None], expected(trained)
     told = np.array([[row[f"probability:{name}"] for name in "abc"] for row in whole])
@@ -137,7 +137,7 @@ def test_each_kind_of_file_has_the_same(registered, pictures):
         ], kind
     page = Path("out.html").read_text()
     assert page.count("data:image/png;base64,") == 5
-    assert page.count("is no whole image") == 2
+    assert page.count("is not a whole image") == 2
     assert "<script" not in page
 
 
@@ -445,7 +445,7 @@ def test_a_photograph_of_a_telephone_is_read_where_its_decoder_is_installed(tmp_
     columns = {"photo": [str(HEIC), "cut.heic"]}
     found, broken = WholeEncoder({"photo": feature}, {}).encode_whole(columns, tmp_path)
     assert list(broken) == [1]
-    assert broken[1].startswith("is no whole image (")
+    assert broken[1].startswith("is not a whole image (")
     assert found["photo"].shape == (1, 32, 24, 3)
     for place, colour in seen(found["photo"][0]).items():
         np.testing.assert_allclose(colour, SEEN[place], atol=12, err_msg=str(place))
@@ -460,8 +460,8 @@ def test_a_photograph_of_a_telephone_says_what_reads_it(monkeypatch, project):
     keras.Sequential([keras.Input((4, 4, 3), name="photo"), keras.layers.Flatten()]).save("flat.keras")
     found = ask("flat.keras", str(HEIC))
     assert found.first[0]["error"] == (
-        "is no whole image (HEIC, which is not decoded here: install pi-heif (the extra 'heic'), or convert it to JPEG "
-        "or PNG (heif-convert; sips on macOS))"
+        "is not a whole image (HEIC, which is not decoded here: install pi-heif (the extra 'heic'), or convert it to "
+        "JPEG or PNG (heif-convert; sips on macOS))"
     )
 
 
@@ -502,4 +502,4 @@ def test_a_broken_picture_of_any_kind_is_a_row_with_its_error(content, said, pro
     KINDS["coloured"].save("c.tif")
     found = ask("flat.keras", "b", "c.tif")
     assert (found.num_examples, found.num_failed) == (2, 1)
-    assert re.match(f"is no whole image{said}", found.first[0]["error"]), found.first[0]["error"]
+    assert re.match(f"is not a whole image{said}", found.first[0]["error"]), found.first[0]["error"]

@@ -70,10 +70,10 @@ def program(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("a.csv", "rooms,town\n1,2,3\n1,Ulm\n", "has not the column 'floor', which the model takes. There: 'rooms'"),
-        ("a.csv", "rooms,town\n", "has not the column 'floor', which the model takes. There: 'rooms', 'town'"),
-        ("a.csv", "", "has not the columns 'rooms', 'floor', 'town', which the model takes. There: nothing"),
-        ("a.jsonl", '[1]\n{"rooms": 1, "town": "Ulm"}\n', "has not the column 'floor', which the model takes. There: "),
+        ("a.csv", "rooms,town\n1,2,3\n1,Ulm\n", "is missing the column 'floor'. It has: 'rooms'"),
+        ("a.csv", "rooms,town\n", "is missing the column 'floor'. It has: 'rooms', 'town'"),
+        ("a.csv", "", "is missing the columns 'rooms', 'floor', 'town'. It has: nothing"),
+        ("a.jsonl", '[1]\n{"rooms": 1, "town": "Ulm"}\n', "is missing the column 'floor'. It has: "),
         ("a.csv", "rooms,floor,town,town\n1,2,Ulm,Jena\n", "has the column 'town' more than once: leave one"),
     ],
 )

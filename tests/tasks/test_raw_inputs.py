@@ -108,7 +108,7 @@ def test_a_column_that_is_not_there_is_one_message(suffix):
     {"csv": table.to_csv, "parquet": table.to_parquet}.get(
         suffix, lambda path: table.to_json(path, orient="records", lines=True)
     )(f"t.{suffix}")
-    with pytest.raises(UserError, match=r"'t\.\w+' has not the column 'size', which the model takes\. There: .*'Size'"):
+    with pytest.raises(UserError, match=r"'t\.\w+' is missing the column 'size'\. It has: .*'Size'"):
         read(TABLE, f"t.{suffix}")
 
 
@@ -231,7 +231,7 @@ def test_standard_input_is_what_it_looks_like():
     for names in (b"P6\nb.png\n", b"P6\n1.png\n", b"P6\n#1.png\n2.png\n", b"P6 2.png\n"):
         assert len(flat(read(IMAGES, "-", stdin=piped(names)), "image")) == names.count(b"\n")
     assert read(TABLE, "-", stdin=piped(b"city,size\n")) == []
-    with pytest.raises(UserError, match=r"'-' has not the columns 'size', 'city'.*There: nothing"):
+    with pytest.raises(UserError, match=r"'-' is missing the columns 'size', 'city'.*It has: nothing"):
         read(TABLE, "-", stdin=piped(b""))
 
 

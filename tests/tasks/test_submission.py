@@ -356,7 +356,7 @@ def test_the_jobs_of_a_parameter_server_are_told_by_rank(root, monkeypatch):
     with pytest.raises(UserError, match="with the chief these are 4 processes, and the Indexed Job has 3"):
         pods.members(settings.strategy)
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
-    with pytest.raises(UserError, match="no pod of an Indexed Job"):
+    with pytest.raises(UserError, match="not a pod of an Indexed Job"):
         pods.members(settings.strategy)
 
 

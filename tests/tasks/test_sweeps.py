@@ -149,7 +149,7 @@ def test_many_corners_are_checked_one_after_another(write):
         ("space: {schedule.learning_rate: {low: 0.01}}", "space.schedule.learning_rate: high is missing"),
         ("space: {schedule.learning_rate: {low: a, high: 1}}", "low = 'a' is not a finite number"),
         ("space: {schedule.learning_rate: {low: 0.1, high: .inf}}", "high = inf is not a finite number"),
-        ("space: {schedule.learning_rate: {low: 0.1, high: 1, log: 1}}", "log = 1 is not a true or false"),
+        ("space: {schedule.learning_rate: {low: 0.1, high: 1, log: 1}}", "log = 1 is neither true nor false"),
         ("space: {schedule.learning_rate: {low: 0.1, hihg: 1}}", "did you mean 'high'?"),
         ("space: {schedule.learning_rate: 0.1}", "give a range such as {low: 0.001, high: 0.1, log: true}, or a list"),
         ("space: {schedule.learning_rate: [0.1]}", "a list of choices has 2 to 1,000"),

@@ -328,7 +328,7 @@ def test_a_store_is_not_brought_to_itself(store: Path, sync: Callable[..., recor
     ("to", "words"),
     [
         (None, "where to?"),
-        ("mlruns", "is no store that runs can be brought to"),
+        ("mlruns", "is not a store that runs can be brought to"),
         ("http://me:secret@127.0.0.1:1", "can be read by every user"),
         ("http://127.0.0.1:1", "no MLflow server answers"),
     ],

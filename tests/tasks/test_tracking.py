@@ -128,10 +128,10 @@ def _directory(path: Path) -> None:
     [
         (_newer, r"written by a newer MLflow than the installed .*ffffffffffff.*install that MLflow, or move the file"),
         (_older, r"mlflow db upgrade"),
-        (_half_migrated, "is no MLflow store.*move it away"),
-        (lambda path: path.write_bytes(b""), "is no MLflow store.*move it away"),
-        (lambda path: path.write_text("not a database" * 99), "is no MLflow store.*move it away"),
-        (_directory, "is no MLflow store.*move it away"),
+        (_half_migrated, "is not an MLflow store.*move it away"),
+        (lambda path: path.write_bytes(b""), "is not an MLflow store.*move it away"),
+        (lambda path: path.write_text("not a database" * 99), "is not an MLflow store.*move it away"),
+        (_directory, "is not an MLflow store.*move it away"),
     ],
 )
 def test_an_unusable_store_is_refused_and_left_alone(store: Path, spoil: object, message: str) -> None:

@@ -186,7 +186,7 @@ class Encoder:
             # What it says of an unknown one is an address in the memory.
             unknown = type(error).__name__ == "UnidentifiedImageError"
             said = f"it is none of {', '.join(self.formats)}" if unknown else error
-            raise BadValue(column, row, value, f"is no whole image ({said})") from None
+            raise BadValue(column, row, value, f"is not a whole image ({said})") from None
 
     def opened(self, value: Any) -> Any:
         """Return what the image of a row is read from: a file, a path or an array.

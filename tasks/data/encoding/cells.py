@@ -191,7 +191,7 @@ def numbers(values: Values, column: str, decimal: str = ".") -> Numbers:
     beyond = np.abs(found) > LARGEST
     if beyond.any():
         row = int(beyond.argmax())
-        raise BadValue(column, row, values[row], "is no number that float32 holds")
+        raise BadValue(column, row, values[row], "is not a number that float32 holds")
     return found
 
 
@@ -207,7 +207,7 @@ def _number(value: Any, column: str, row: int, decimal: str) -> float:
         return written_number(value, decimal) if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
         comma = " with a decimal comma" * (decimal == "," and isinstance(value, str))
-        raise BadValue(column, row, value, f"is no number{comma}") from None
+        raise BadValue(column, row, value, f"is not a number{comma}") from None
 
 
 def written_number(text: str, decimal: str) -> float:
@@ -281,7 +281,7 @@ def instants(values: Values, column: str, form: str | None = None) -> npt.NDArra
     if (wrong := np.isnat(found[rows]) & ~absent).any():
         row = int(rows[wrong.argmax()])
         wanted = f"the form {form}" if form else "ISO 8601 (2026-01-31, 2026-01-31 18:30)"
-        raise BadValue(column, row, values[row], f"is no date or time of {wanted}")
+        raise BadValue(column, row, values[row], f"is not a date or time of {wanted}")
     return found
 
 

@@ -14,7 +14,7 @@ PART_BYTES, MAX_PART = 8 * 2**20, 1024
 
 
 class BadTable(ValueError):
-    """A table has not the columns that a model takes."""
+    """A table is missing the columns that a model takes."""
 
 
 def encoding_of(start: bytes, otherwise: str) -> str:

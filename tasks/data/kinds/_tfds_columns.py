@@ -140,7 +140,7 @@ class Columns:
             if own is not None and own.kind != "ignore" and is_image != (own.kind == "image"):
                 allowed = "image or ignore" if is_image else "number, datetime, category, text or ignore"
                 raise UserError(
-                    f"{where}: dataset.columns.{name} = {own.kind}: its values are {'' if is_image else 'no '}images. "
+                    f"{where}: dataset.columns.{name} = {own.kind}: its values are {'' if is_image else 'not '}images. "
                     f"Give {allowed}"
                 )
             if own is None and self._tfds_kind(name) == "text":

@@ -219,5 +219,5 @@ class _RowEncoder(Encoder):
         try:
             return super().image(column, row, value, shape)
         except BadValue as bad:
-            self.broken[column, str(value)] = bad.reason.removeprefix("is no whole image (").removesuffix(")")
+            self.broken[column, str(value)] = bad.reason.removeprefix("is not a whole image (").removesuffix(")")
             return np.zeros(shape, np.uint8)
