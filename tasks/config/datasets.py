@@ -141,7 +141,7 @@ class ImageFolder(LocalDescription):
     """Which split each folder is, such as {seg_train: train, seg_test: test}; other folders are left out. {} says that
     all are classes; null goes by their names."""
     on_broken: Literal["stop", "skip"] = "stop"
-    """What becomes of files that are no whole image: the end, with their names, or no example."""
+    """What becomes of files that are not whole images: the end, with their names, or no example."""
     folders: Annotated[tuple[str, ...], Field(max_length=8, exclude_if=lambda folders: not folders)] = ()
     """What the folders between a class and its images tell, from the class down: `[camera]` for CLASS/CAMERA/*. No
     model learns from them. Those of the test split are kept, as of a table's `metadata`."""

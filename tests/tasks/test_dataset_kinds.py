@@ -385,21 +385,23 @@ def test_files_that_are_no_whole_image_are_all_named_or_left_out(source, capsys)
         (source / "cat" / name).write_bytes(content)
     at_once = message_of(source, image_size=[4, 6])
     # Those whose first bytes tell, and those whose pixels do not come, in one message.
-    assert at_once.startswith(f"dataset.source = '{source}': 6 of its files are no whole image: ")
+    assert at_once.startswith(f"dataset.source = '{source}': 6 of its files are not whole images: ")
     for name, (_, reason) in BROKEN.items():
         assert f"cat/{name} ({reason}" in at_once
     for name in ("empty.png", "notes.txt", "bomb.png", "phone.heic"):
         (source / "cat" / name).unlink()
     decoded = message_of(source, image_size=[4, 6])
-    assert "2 of its files are no whole image: " in decoded
+    assert "2 of its files are not whole images: " in decoded
     for name in ("half.png", "half.jpg"):
         assert f"cat/{name} ({BROKEN[name][1]}" in decoded
     assert "or leave them out: dataset.on_broken=skip" in decoded
     for name, (content, _) in BROKEN.items():
         (source / "cat" / name).write_bytes(content)
     prepared = prepare(describe(source, image_size=[4, 6], on_broken="skip"))
-    assert "left out, as no whole image (4): cat/bomb.png (more than" in (said := capsys.readouterr().err)
-    assert "left out, as no whole image (2): cat/half.jpg (image file is truncated" in said
+    assert "left out because they are not whole images (4): cat/bomb.png (more than" in (
+        said := capsys.readouterr().err
+    )
+    assert "left out because they are not whole images (2): cat/half.jpg (image file is truncated" in said
     assert prepared.held_out.num_examples == prepared.splits["test"].num_examples
     assert sum(split.num_examples for split in prepared.splits.values()) == 10
     for split in prepared.splits.values():
@@ -411,7 +413,7 @@ def test_at_most_twenty_broken_files_are_named(source):
     for number in range(25):
         (source / "dog" / f"broken{number:02}.png").touch()
     message = message_of(source)
-    assert "25 of its files are no whole image" in message
+    assert "25 of its files are not whole images" in message
     assert "dog/broken19.png (empty) and 5 more. Mend or remove them" in message
 
 

@@ -135,7 +135,7 @@ def test_the_version_predicts_files_of_images(store: Path, monkeypatch: pytest.M
         np.testing.assert_array_equal(model.predict(images), expected)
     in_colours = np.array([file(np.full((30, 20, 3), 77, np.uint8))], object)
     np.testing.assert_array_equal(model.predict(in_colours), model.predict(np.full((1, 4, 4, 1), 77, np.uint8)))
-    with pytest.raises(ValueError, match=r"row 1: b'\\x89PNG.+ is no whole image"):
+    with pytest.raises(ValueError, match=r"row 1: b'\\x89PNG.+ is not a whole image"):
         model.predict(np.array([files[0], files[1][:50]], object))
     with pytest.raises(ValueError, match=r"row 0: b'no image' is not a whole image \(it is none of PNG, JPEG"):
         model.predict(np.array([b"no image"], object))

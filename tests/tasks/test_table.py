@@ -755,8 +755,8 @@ def test_rows_whose_image_is_broken_can_be_left_out(source, capsys):
         np.testing.assert_array_equal(labels(prepared, split), shades % 2 == 0)  # Cats are odd.
         assert prepared.splits[split].num_examples == len(labels(prepared, split))
     said = capsys.readouterr().err
-    assert "left out, with their rows, as no whole image (18)" in said
-    assert "left out, with their rows, as no whole image (12)" in said
+    assert "left out with their rows because they are not whole images (18)" in said
+    assert "left out with their rows because they are not whole images (12)" in said
 
 
 def test_a_block_of_broken_images_alone_changes_no_mean(source, capsys, monkeypatch):

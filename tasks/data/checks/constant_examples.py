@@ -1,6 +1,6 @@
 """The share of examples that show nothing: an image of one colour, a text without a known word, numbers that are equal.
 
-Files that are no whole image, and numbers that are not finite, never become examples: the kind of dataset refuses them.
+Broken images and numbers that are not finite never become examples: the kind of dataset rejects them.
 """
 
 import numpy as np

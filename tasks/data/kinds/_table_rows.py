@@ -233,7 +233,9 @@ class ScannedTable:
             return
         named = listed([f"{text} ({reason})" for text, reason in sorted(broken.items())])
         if self.dataset.on_broken == "skip":
-            print(f"left out, with their rows, as no whole image ({len(broken)}): {named}", file=sys.stderr)
+            print(
+                f"left out with their rows because they are not whole images ({len(broken)}): {named}", file=sys.stderr
+            )
             return
         raise UserError(
             f"dataset.source = '{self.dataset.source}': {len(broken)} of its images cannot be used: {named}. "

@@ -361,11 +361,11 @@ def _refuse_broken(dataset: config.ImageFolder, broken: dict[Path, str]) -> None
     source = config.project_root() / dataset.source
     named = listed([f"{path.relative_to(source)} ({reason})" for path, reason in sorted(broken.items())])
     if dataset.on_broken == "skip":
-        print(f"left out, as no whole image ({len(broken)}): {named}", file=sys.stderr)
+        print(f"left out because they are not whole images ({len(broken)}): {named}", file=sys.stderr)
         return
     raise UserError(
         f"dataset.source = '{dataset.source}': {len(broken)} of its files "
-        f"{'is' if len(broken) == 1 else 'are'} no whole image: {named}. Mend or remove "
+        f"{'is not a whole image' if len(broken) == 1 else 'are not whole images'}: {named}. Mend or remove "
         "them, or leave them out: dataset.on_broken=skip"
     )
 
