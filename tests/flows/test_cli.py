@@ -250,7 +250,7 @@ BAD = {
     "negative": (["--set", "train.per_replica_batch_size=-1"], ["train.per_replica_batch_size = -1", "greater than 0"]),
     "no validation": (["--set", "input.validation=null"], ["checkpoint.monitor", "input.validation is null"]),
     "loop": (
-        ["--set", "strategy.kind=data_parallel", "--set", "train.loop=custom"], ["train.loop", "set train.loop=fit"]
+        ["--set", "strategy.kind=parameter_server", "--set", "train.loop=fit"], ["train.loop", "set train.loop=custom"]
     ),
     "mesh": (
         ["--set", "strategy.kind=model_parallel", "--set", "strategy.mesh_shape=[2,4]", "--set", "strategy.devices=6"],
