@@ -20,8 +20,8 @@ def up(
 ) -> None:
     """Start Prefect's server, the deployments, a worker and MLflow's pages on 127.0.0.1, and keep them running.
 
-    What dies restarts, and a training that died with it goes on. Where all runs already, this says so and ends.
-    Until Ctrl-C, or `stratagem down`.
+    Programs that die restart, and a training that died with them continues. If everything runs already, the command
+    says so and ends. It runs until Ctrl-C, or `stratagem down`.
     """
     with command(debug):
         from flows.operate import operation, supervisor

@@ -20,7 +20,7 @@ from tasks.system import clock, lifetime, machine, temporary
 from tasks.system.errors import StratagemError, UserError
 from tasks.system.network import unreachable_reason
 
-# So often a run's own server restarts; one that always dies again would be started for ever.
+# How often a run's own server restarts. Without a limit, one that always dies would restart for ever.
 MAX_RESTARTS = 3
 # Within this time a server answers whether it is well: beside a training one took more than 10 s.
 ANSWER_SECONDS = 30.0
@@ -147,7 +147,7 @@ class PrefectServer:
                 if self._closing.is_set():
                     return
                 how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-                print(f"warning: Prefect's server for this run died ({how}); it restarts", file=sys.stderr)
+                print(f"warning: Prefect's server for this run died ({how}); restarting it", file=sys.stderr)
                 self._release()
                 self._process = self._start()
         self._process.wait()

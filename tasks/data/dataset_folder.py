@@ -33,7 +33,7 @@ PARAMS    outs:
           persist: true
 """
 INSTALLED_COMMAND = "python -m stratagem stage"
-"""In place of `python -m tasks`: an installed package is not a top-level name `tasks` (``stratagem.py``)."""
+"""In place of `python -m tasks`: an installed package has no top-level name `tasks` (``stratagem.py``)."""
 PARAMETER = "      - data/${dataset.name}/%s:\n          - %s\n"
 READER = "reader.json"
 """Has the version of the kind's reader, on which ``prepare`` depends in place of the files of our code: these lie

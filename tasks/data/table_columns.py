@@ -23,7 +23,7 @@ from tasks.system.errors import UserError, listed, one_of, shown
 LOOKED_AT = 20_000
 """Rows from the first on that say what a column is."""
 MISTAKES, SAMPLE = 0.1, 1000
-"""Where no more values of a sample are not numbers, they are mistakes in a column of numbers, which `prepare` names."""
+"""If at most this share of a sample is not a number, the column is one of numbers, and `prepare` names the mistakes."""
 MAX_CLASSES = 20
 """A target of whole numbers with more values is a regression."""
 WORDS_OF_A_TEXT = 3

@@ -126,12 +126,7 @@ def files(name: str, root: Path | None = None) -> list[Path]:
     try:
         finder.import_hook(module)
         found = {Path(file) for one in finder.modules.values() if (file := getattr(one, "__file__", None))}
-    except (
-        ImportError,
-        SyntaxError,
-        AttributeError,
-        TypeError,
-    ):  # A folder without __init__.py is not a package to it.
+    except (ImportError, SyntaxError, AttributeError, TypeError):  # Such as a folder without __init__.py.
         found = set()
     place = root.joinpath(*module.split("."))
     found |= {place.with_suffix(".py"), place / "__init__.py"}

@@ -164,7 +164,7 @@ def _check_inputs(inputs: Sequence[str]) -> Sequence[str]:
         if name != "-" and not os.path.exists(name):
             raise UserError(f"{named}: no such file or folder")
         if name != "-" and not (os.path.isfile(name) or os.path.isdir(name)):
-            raise UserError(f"{named} is not a file and no folder; what a pipe gives is read as standard input: -")
+            raise UserError(f"{named} is neither a file nor a folder; what a pipe gives is read as standard input: -")
         if name != "-" and not os.access(name, os.R_OK):
             raise UserError(f"{named} cannot be read. Check its permissions")
     if inputs.count("-") > 1:

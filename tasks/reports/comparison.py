@@ -107,7 +107,7 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
             failed.setdefault((row.strategy, row.reason), []).append(row.loop or "no loop")
     remarks = [f"{kind}, {' and '.join(loops)}: {reason}" for (kind, reason), loops in failed.items()]
     remarks += [f"{row.name}: a later round: {why}" for row in rows for why in row.failures]
-    remarks += [f"{row.name}: started again: {why}" for row in rows for why in row.restarts]
+    remarks += [f"{row.name}: restarted: {why}" for row in rows for why in row.restarts]
     if rounds == 1 and any(row.speed_up is not None for row in rows):
         remarks.append(
             "Each was measured once, so nobody knows which part of a speed-up is chance: give --repeats 2 or more."

@@ -95,7 +95,7 @@ def of_keras_file(
         if files.digest(file) != tags["keras_file_sha256"]:
             raise UserError("its .keras file in MLflow is damaged")
         if not zipfile.is_zipfile(file):
-            raise UserError("its .keras file in MLflow is not an archive of Keras'")
+            raise UserError("its .keras file in MLflow is not a Keras archive")
         trained_models.check_unpacked(f"{name}/{version}", file)
         own_code = None
         if ":" in tags["model"]:

@@ -165,7 +165,7 @@ def test_a_run_whose_own_prefect_server_is_killed_gets_it_back(trains_long, star
     (server,) = [child for child in command.family if "flows.operate.server" in child.cmdline()]
     server.kill()
     summary = _finished_once(command, trains_long)
-    assert "died (SIGKILL); it restarts" in command.err.read_text()
+    assert "died (SIGKILL); restarting it" in command.err.read_text()
     with contextlib.closing(sqlite3.connect(prefect_home / "prefect.db")) as database:
         (state,) = database.execute("SELECT state_type FROM flow_run").fetchall()
         log = [message for (message,) in database.execute("SELECT message FROM log")]

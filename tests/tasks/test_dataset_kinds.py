@@ -491,7 +491,7 @@ def test_a_folder_that_cannot_be_trained_on_is_refused(source, make, message):
 
 
 def unusable(source):
-    """Everything that is not a file and no folder, beside a link to a file in the source, which is allowed."""
+    """Everything that is neither a file nor a folder, beside a link to a file in the source, which is allowed."""
     fill(source)
     (source / "cat" / "same.png").symlink_to(source / "dog" / "1.png")
     save(grey(1), source.parent, "theirs.png")

@@ -263,7 +263,7 @@ def test_a_comparison_as_a_page(tmp_path):
         "| tpu | custom | - | - | - | - | - | - | - | - | - |\n"
         "| tpu | fit | - | - | - | - | - | - | - | - | - |\n\n"
         'tpu, custom and fit: no TPU, "nowhere"\n\n'
-        "model_parallel, fit: started again: worker 1 died (SIGKILL)\n\n"
+        "model_parallel, fit: restarted: worker 1 died (SIGKILL)\n\n"
         "Speed-up in 2 rounds: model_parallel, fit: 0.45 to 0.55. Where they span 1 it is ~1: no difference was "
         "measured.\n\n"
         "left out: mlp with fit: none\n\n"

@@ -297,6 +297,18 @@ def test_a_group_lies_in_one_split(source, seed):
     assert abs(sizes["validation"] - 40) < 12
 
 
+def test_groups_are_the_same_whether_a_model_sees_their_column_or_not(source):
+    days = pd.date_range("2025-01-01", periods=40, freq="17D").strftime("%d/%m/%Y")
+    frame = visits().assign(row=np.arange(200.0), day=np.repeat(days, 5))
+    columns = {"person": "ignore", "age": "ignore", "when": "ignore", "row": "number"}
+    rows = []
+    for day in ("ignore", {"kind": "datetime", "format": "%d/%m/%Y"}):
+        file = write(frame, source / "own.csv")
+        prepared = prepare(file, target="back", group="day", validation=0.2, columns={**columns, "day": day})
+        rows.append({split: array(prepared, "number", split)[:, 0].tolist() for split in prepared.splits})
+    assert rows[0] == rows[1]
+
+
 METADATA = {"person": "category", "when": "datetime", "dose": "number", "site": "category"}
 
 
@@ -885,8 +897,8 @@ REFUSED = [
         {},
         "the column 'a', of kind number, has in row 20, counted without the header",
     ),
-    (frame_of(a=[*range(19), 1e39]), {}, "which is not a number that float32 holds"),
-    (frame_of(a=[*range(19), "inf"]), {}, "which is not a number that float32 holds"),
+    (frame_of(a=[*range(19), 1e39]), {}, "which does not fit in float32"),
+    (frame_of(a=[*range(19), "inf"]), {}, "which does not fit in float32"),
     (frame_of(a=[""] * 20), {"columns": {"a": "text"}}, "no text of the training split has a word"),
     (
         frame_of().assign(x=[""] * 20),

@@ -517,7 +517,7 @@ def test_a_third_supervised_key_that_is_a_text_is_left_out(add):
         (
             "Codes",
             {"code": "ignore"},
-            r"the column 'size', of kind number, has in example \d+ .* not a number that float32",
+            r"the column 'size', of kind number, has in example \d+ .* does not fit in float32",
         ),
         ("Places", {"filename": "ignore"}, r"dataset.columns = filename: an example of places is one thing \(image\)"),
         ("Weighted", {}, r"cannot be trained on: .+ got \[\['Tensor'\], \['ClassLabel'\], \['Tensor'\]\]"),

@@ -191,7 +191,7 @@ def numbers(values: Values, column: str, decimal: str = ".") -> Numbers:
     beyond = np.abs(found) > LARGEST
     if beyond.any():
         row = int(beyond.argmax())
-        raise BadValue(column, row, values[row], "is not a number that float32 holds")
+        raise BadValue(column, row, values[row], "does not fit in float32")
     return found
 
 

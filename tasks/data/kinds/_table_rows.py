@@ -26,7 +26,7 @@ from tasks.system.errors import UserError, cut, listed
 
 WANTED: dict[str, Wanted] = {
     "number": "number",
-    "datetime": "datetime",
+    "datetime": "text",
     "category": "repeated",
     "text": "text",
     "image": "text",
@@ -49,13 +49,14 @@ class ScannedTable:
     def __init__(self, dataset: config.Table, file: TableFile) -> None:
         self.dataset, self._file = dataset, file
         self.kinds = {name: one for name, one in (dataset.columns or {}).items() if one.kind != "ignore"}
+        roles = self._roles()
         self.features: dict[str, Wanted] = {
-            name: one.format if one.kind == "datetime" and one.format else WANTED[one.kind]
+            # Rows are grouped by what is written.
+            name: one.format or "datetime" if one.kind == "datetime" and name not in roles else WANTED[one.kind]
             for name, one in self.kinds.items()
         }
         if not self.features:
             raise self.refuse("columns", "leaves no column to learn from: give one a kind other than ignore")
-        roles = self._roles()
         self.folder = (config.project_root() / dataset.source).parent
         strict = {name: self.features[name] for name, one in self.kinds.items() if one.missing != "fill"}
         images = {name: self.features[name] for name, one in self.kinds.items() if one.kind == "image"}
@@ -254,7 +255,7 @@ class ScannedTable:
         has, where, them = ("has", "row", "it") if count == 1 else ("have", "the rows", "them")
         if self.dataset.on_broken == "skip":
             self.usable &= ~missing
-            gone = f", which is not a class then: {keep}" if keep and key == "target" else ""
+            gone = f", which is then not a class: {keep}" if keep and key == "target" else ""
             said = (
                 f"left out: {count:,} of {len(missing):,} rows without a value of dataset.{key} = '{name}'{gone}{hint}"
             )

@@ -26,7 +26,7 @@ def look(here: Here) -> Iterator[Remark]:
         return
     if not (here.root / ".dvc").is_dir():
         yield Remark(
-            "error", f"{here.root} is not a repository of DVC: there is no .dvc/", "dvc init, or git checkout .dvc"
+            "error", f"{here.root} is not a DVC repository: there is no .dvc/", "dvc init, or git checkout .dvc"
         )
         return
     yield from _look_at_config(here.root / ".dvc")

@@ -152,7 +152,7 @@ def _load_arrays(name: str, wanted: Sequence[str]) -> dict[str, Any]:
     """Return the wanted arrays of a file; where one is wanted, the only one there, whatever it is called."""
     with open(name, "rb") as file:
         if not file.read(6).startswith((b"\x93NUMPY", b"PK")):
-            raise ValueError("it is not a file of NumPy")
+            raise ValueError("it is not a NumPy file")
         file.seek(0)
         found = np.load(file, allow_pickle=False)
         if isinstance(found, np.ndarray):
