@@ -244,7 +244,7 @@ def test_a_class_called_none_is_said_and_can_be_kept(capsys):
     prepared, said = prepare(content, on_broken="skip")
     assert "10 of 40 rows of 'label' are 'None', read as missing" in said
     assert (
-        "left out: 10 of 40 rows without a value of dataset.target = 'label', which is not a class"
+        "left out: 10 of 40 rows without a value of dataset.target = 'label', which is then not a class"
         in capsys.readouterr().err
     )
     assert prepared.target.class_names == ("Mild", "Severe")

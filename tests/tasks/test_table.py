@@ -913,7 +913,7 @@ REFUSED = [
     (frame_of(a=[None] * 20), {"columns": {"a": "number"}}, "no row of the training split has a value"),
     (frame_of(a=[None] * 20), {"columns": {"a": "category"}}, "no row of the training split has a value"),
     (frame_of(w=[0] * 20), {"weight": "w"}, "no row of the training split counts"),
-    (frame_of(z=[1e39, *range(19)]), {"target": "z", "task": "regression"}, "header, 1e+39, which is no"),
+    (frame_of(z=[1e39, *range(19)]), {"target": "z", "task": "regression"}, "header, 1e+39, which does not fit"),
     (
         frame_of(part=["train", "test"] * 10, who=["a"] * 20),
         {"split_column": "part", "group": "who"},
