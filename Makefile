@@ -11,13 +11,13 @@ LOCKED = $(shell grep -c '^[a-z0-9].*==' requirements.lock)
 PIP_AUDIT = 2.10.1
 CYCLONEDX = 7.5.0
 
-# Two at a time keep two cores busy. Of the slow tests, whose processes wait for each other, three keep them three quarters busy.
-WORKERS = -n 2 --dist loadfile
+# Tests wait for processes and disks: three at a time keep two cores busy, and four of the slow ones.
+WORKERS = -n 3 --dist loadfile
 test-slow test-exhaustive: WORKERS = -n 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-slow test-exhaustive lint bench ui clean lock picture docs licences audit sbom
+.PHONY: help setup run test test-slow test-exhaustive lint bench ui clean lock picture docs audit sbom
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -54,18 +54,15 @@ docs: $(INSTALLED)  ## Write the generated pages of docs/ anew, and build the si
 	@$(BIN)/python -m tests.reference
 	@$(BIN)/python -m tests.website
 
-licences: $(INSTALLED)  ## Write docs/licences.md anew: the licence of each locked package
-	@$(BIN)/python -m tests.licences
-
 # Each in an environment of its own: what they need is no part of the lock. CVE-2025-69872 is of diskcache, which DVC needs and
 # which unpickles what lies in its folder: that is one that only this user can write to (tasks/process/dvc.py).
 audit: $(if $(UV),,$(INSTALLED))  ## Ask PyPI for known weaknesses of the locked packages (pip-audit; needs the network)
 	@$(or $(UV),$(BIN)/uv) tool run --from 'pip-audit==$(PIP_AUDIT)' pip-audit --requirement requirements.lock --require-hashes \
 	  --disable-pip --strict --progress-spinner off --ignore-vuln CVE-2025-69872 $(ARGS)
 
-sbom: $(if $(UV),,$(INSTALLED))  ## Write build/sbom.json: the locked packages as CycloneDX
+sbom: $(INSTALLED)  ## Write build/sbom.json: the installed packages with their licences, as CycloneDX
 	@mkdir -p build
-	@$(or $(UV),$(BIN)/uv) tool run --from 'cyclonedx-bom==$(CYCLONEDX)' cyclonedx-py requirements requirements.lock \
+	@$(or $(UV),$(BIN)/uv) tool run --from 'cyclonedx-bom==$(CYCLONEDX)' cyclonedx-py environment $(BIN)/python \
 	  --pyproject pyproject.toml --mc-type application --output-reproducible --of JSON -o build/sbom.json $(ARGS)
 
 ui: $(INSTALLED)  ## Open the MLflow and Prefect pages of the runs here
@@ -79,7 +76,7 @@ clean:  ## Remove what runs left: mlruns, metrics, data/*/raw and prepared, all 
 	@find mlruns -mindepth 1 -maxdepth 1 ! -name .gitkeep -exec rm -rf {} +
 	@rm -rf metrics build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@rm -rf data/*/raw data/*/prepared .dvc/cache .dvc/tmp
-	@find . -path ./.venv -prune -o -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +
+	@find . -path ./.venv -prune -o -path ./.git -prune -o -type d \( -name __pycache__ -o -name .dvc_site \) -exec rm -rf {} +
 
 lock: $(INSTALLED)  ## Resolve pyproject.toml into requirements.lock: ARGS=--upgrade for newer versions
 	@$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --universal --python-version 3.11 \

@@ -29,12 +29,12 @@ HERE = Path(__file__).resolve().parent
 INSTALLED = Path(__file__).name == "__init__.py"
 """As a package, and not as a checkout, whose folder has flows/ and tasks/ on the path anyway."""
 OURS = ("flows", "tasks")
-USED = ("tasks.system.errors", "tasks.records", "tasks.system.lifetime")
+USED = ("tasks.system.errors", "tasks.records")
 COMMAND = "from flows.cli.main import main; main()"
 
 
 def run(
-    recipe: str | Path | None = None,
+    recipe: str | Path | Sequence[str | Path] | None = None,
     settings: Mapping[str, Any] | None = None,
     *,
     project: str | Path | None = None,
@@ -49,13 +49,13 @@ def run(
     interrupted the training saves its step and ends.
 
     Args:
-        recipe: a name in the project's recipes/, or a path.
+        recipe: a name in the project's recipes/, or a path; or several, each overriding those before it.
         settings: single settings over those of the recipe, such as ``{"train.epochs": 3}``.
         project: the project's folder, or one in it; the current folder if not given.
         resume: the id of the run to resume, or ``latest``.
         allow_changes: resume it even where settings or data make it another training.
         fresh: start a new run in any case.
-        if_changed: train nothing when the last finished run had the same data, settings and code; return that run.
+        if_changed: train nothing when a finished run had the same data, settings and code; return the newest such run.
 
     Raises:
         UserError: names the key, its value, what is allowed and what to do.
@@ -66,14 +66,14 @@ def run(
     arguments += ["--resume", resume] if resume is not None else []
     for key, value in (settings or {}).items():
         arguments += ["--set", f"{key}={json.dumps(value, default=str)}"]
-    if recipe is not None:
-        arguments += ["--", _absolute(recipe) if Path(recipe).suffix in (".yaml", ".yml") else str(recipe)]
+    recipes = [recipe] if isinstance(recipe, str | Path) else recipe or ()
+    arguments += ["--", *(_absolute(one) if Path(one).suffix in (".yaml", ".yml") else str(one) for one in recipes)]
     said = _command(["run", "--json", *arguments], project)
     if not said:
-        raise _import("tasks.system.errors").StratagemError(
+        raise _modules()["tasks.system.errors"].StratagemError(
             "this is one member of a cluster: the process of its chief has the result"
         )
-    summary: RunSummary = _import("tasks.records").RunSummary.model_validate_json(said)
+    summary: RunSummary = _modules()["tasks.records"].RunSummary.model_validate_json(said)
     return summary
 
 
@@ -88,7 +88,7 @@ def load_run(run: str = "latest", *, project: str | Path | None = None) -> "RunD
         UserError: there is no such run.
     """
     said = _command(["runs", "show", "--json", "--", run], project)
-    details: RunDetails = _import("tasks.records").RunDetails.model_validate_json(said)
+    details: RunDetails = _modules()["tasks.records"].RunDetails.model_validate_json(said)
     return details
 
 
@@ -106,14 +106,14 @@ def predict(
     Args:
         inputs: files and folders: images, lines of text, tables, arrays.
         model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, a run, or a .keras file; None is the only champion.
-        top_k: how many classes are told.
-        probabilities: those of all classes are told.
+        top_k: the number of classes to return for each example.
+        probabilities: also return the probabilities of all classes.
         project: as in ``run``.
 
     Raises:
         UserError: there is no such model, or it does not take such inputs.
     """
-    errors = _import("tasks.system.errors")
+    errors = _modules()["tasks.system.errors"]
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "predictions.jsonl"
         arguments = ["--output", str(output), "--top-k", str(top_k), *(["--probabilities"] if probabilities else [])]
@@ -142,7 +142,7 @@ def load_model(model: str | Path | None = None, *, project: str | Path | None = 
     """
     with tempfile.TemporaryDirectory() as folder:  # Where the copy lies that an MLflow server gives.
         named = [] if model is None else ["--", _model(model)]
-        located = json.loads(_child(["locate", *named], project, TMPDIR=folder).splitlines()[-1])
+        located = json.loads(_child(["tasks", "locate", *named], project, TMPDIR=folder).splitlines()[-1])
         import keras
 
         path = sys.path[:]
@@ -173,7 +173,7 @@ def main() -> None:
 def __getattr__(name: str) -> Any:
     """Return a record or an error; they are imported when they are first asked for: the command needs none so soon."""
     for module in () if name.startswith("_") else ("tasks.system.errors", "tasks.records"):
-        if isinstance(found := getattr(_import(module), name, None), type):
+        if isinstance(found := getattr(_modules()[module], name, None), type):
             return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -196,52 +196,46 @@ def _model(model: str | Path) -> str:
 
 def _command(arguments: Sequence[str], project: str | Path | None) -> str:
     """Run a command of ours, with all that it starts; return what it printed to standard output."""
-    return _child(["guard", sys.executable, "-c", COMMAND, *arguments], project)
+    return _child(["tasks.system.lifetime", sys.executable, "-c", COMMAND, *arguments], project)
 
 
 def _child(arguments: Sequence[str], project: str | Path | None, **environment: str) -> str:
-    """Run `python -m tasks` in the project's folder to its end; return what it printed to standard output.
+    """Run a module of ours in the project's folder to its end; return what it printed to standard output.
 
     What it says on standard error is said here. It ends with this process, however that dies.
 
     Raises:
         StratagemError: its own error.
     """
-    errors, guard = _import("tasks.system.errors"), _import("tasks.system.lifetime")
+    errors = _modules()["tasks.system.errors"]
     if not Path(project or ".").is_dir():
         raise errors.UserError(f"project = '{project}': no such folder. `stratagem init FOLDER` makes a project")
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", encoding="utf-8") as out:
         problem = Path(folder) / "error"
         process: subprocess.Popen[str] | None = None
         try:
-            with guard.held_open() as stdin:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "tasks", *arguments],
-                    cwd=project,
-                    env={**os.environ, **_environment(), **environment, "STRATAGEM_ERROR": str(problem)},
-                    stdin=stdin,
-                    stdout=out,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    process_group=0,  # Ctrl-C comes to this process, which tells it by closing its standard input.
-                )
-                for line in process.stderr or ():
-                    sys.stderr.write(line)
-                process.wait()
+            process = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                cwd=project,
+                env={**os.environ, **_environment(), **environment, "STRATAGEM_ERROR": str(problem)},
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.PIPE,
+                text=True,
+                process_group=0,  # Ctrl-C comes to this process, which tells it by closing its standard input.
+            )
+            for line in process.stderr or ():
+                sys.stderr.write(line)
+            process.wait()
         finally:
             if process is not None:
-                process.communicate()
+                process.communicate()  # Closes its standard input, and waits for its end.
         if problem.exists():
             raise errors.from_json(json.loads(problem.read_text(encoding="utf-8")))
         if process.returncode:
             raise errors.StratagemError(f"the command ended with exit code {process.returncode}, see above")
         out.seek(0)
         return out.read()
-
-
-def _import(name: str) -> ModuleType:
-    """Return a module of tasks/."""
-    return _modules()[name]
 
 
 @functools.cache

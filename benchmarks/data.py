@@ -1,181 +1,144 @@
-"""A user's own data: how long a folder of images and a table take to be prepared, and to be read after that."""
+"""A user's own data: how long it takes to prepare a folder of images and a table, to read the images after that, and to
+predict a table."""
 
 import json
 import shutil
-import sys
+import subprocess
 import tempfile
 from pathlib import Path
 
 from benchmarks import measure
-from benchmarks.preparing import BATCH_SIZE, NUM_CLASSES, SIZES, TARGET_SIZE, make_photos, make_table
+from benchmarks.measure import Question
+from benchmarks.preparing import (
+    BATCH_SIZE,
+    LARGE_SIZE,
+    NUM_CLASSES,
+    SIZES,
+    TARGET_OF_LARGE,
+    TARGET_SIZE,
+    make_photos,
+    make_table,
+)
 from tasks import config
-from tasks.process.environment import stage_environment
+from tasks.process.child import stage_environment
 
 HEADING = "## Own data\n"
-FILES, FEW_FILES, ROWS = 20_000, 5_000, 1_000_000
-PILLOW, TENSORFLOW = ("Pillow alone decodes and resizes", "TensorFlow alone decodes and resizes")
+FILES, FEW_FILES, LARGE_FILES, ROWS, TIMES = 20_000, 5_000, 300, 1_000_000, 13
+FOLDER, FEW, PILLOW = "folder prepared", f"{FEW_FILES:,} files prepared", "Pillow's decode and resize"
+LARGE, LARGE_BY_KERAS = "large images prepared", "a pass of `image_dataset_from_directory`"
+TABLE, ADDED, PANDAS = "table prepared", "table added", "`pandas.read_csv`"
+PREDICTED, BY_KERAS = "table predicted", "pandas and `model.predict`"
+EPOCH, SECOND_PASS = "second epoch", "the second pass of `image_dataset_from_directory`"
+LONG_TABLE = "long table prepared"
 QUESTIONS = [
-    measure.Question(
-        "seconds, a pass of `image_dataset_from_directory` / the folder prepared",
-        "Keras, first pass",
-        "folder prepared",
-        "at least",
-        2,
-    ),
-    measure.Question(
-        "seconds, the table prepared / `pandas.read_csv`", "table prepared", "pandas.read_csv", "at most", 3
-    ),
-    measure.Question("seconds, the table added / `pandas.read_csv`", "table added", "pandas.read_csv", "at most", 5),
+    Question("seconds, the table prepared", TABLE, PANDAS, "at most", 3),
+    Question("seconds, the table added", ADDED, PANDAS, "at most", 5),
+    Question("seconds, the small images prepared", FOLDER, PILLOW, "at most", 1.15),
+    Question("seconds, the large images prepared", LARGE, LARGE_BY_KERAS, "at most", 0.5),
+    Question("seconds, the table predicted by `stratagem predict`", PREDICTED, BY_KERAS, "at most", 1.5),
 ]
-QUESTIONS_OF_READING = [
-    measure.Question(
-        "examples/s, second epoch of the prepared folder / second pass of `image_dataset_from_directory`",
-        "prepared, second epoch",
-        "Keras, second pass",
-        "at least",
-        5,
-    ),
-    measure.Question(
-        f"examples/s with NumPy, a freshly mapped file of {FILES:,} images / the later passes of {FEW_FILES:,}",
-        "large file, first pass",
-        "small file, later pass",
-        "at least",
-        0.8,
-    ),
+OF_READING = Question("examples/s, second epoch of the small images", EPOCH, SECOND_PASS, "at least", 5)
+OF_MEMORY = [
+    Question(f"peak memory of preparing {FILES:,} files, MB", FOLDER, FEW, "at most", 1.1),
+    Question(f"peak memory of preparing a table of {TIMES:,} million rows, 2 GB, MB", LONG_TABLE, None, "at most", 600),
 ]
-QUESTIONS_OF_MEMORY = [
-    measure.Question(
-        f"peak memory, {FILES:,} files prepared / {FEW_FILES:,}",
-        f"{FILES:,} files",
-        f"{FEW_FILES:,} files",
-        "at most",
-        1.1,
-    )
-]
-
-
-class Project:
-    """A project for the time of the measurement, and what is measured in it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        (folder / ".dvc").mkdir()
-        shutil.copy(measure.ROOT / "params.yaml", folder)
-        self._environment = stage_environment(config.load()) | {"PYTHONPATH": str(measure.ROOT)}
-        self.reading: dict[str, list[float]] = {}
-        self.memory: dict[str, list[float]] = {}
-        for count in (FEW_FILES, FILES):
-            print(f"data: makes {count:,} images", file=sys.stderr)
-            make_photos(folder / f"photos_{count}", count)
-        print(f"data: makes a table of {ROWS:,} rows", file=sys.stderr)
-        make_table(folder / "table.csv", ROWS)
-        self.table_megabytes = (folder / "table.csv").stat().st_size / 1e6
-
-    def run(self, way: str, argument: str) -> dict[str, float]:
-        """Return what one way measures in a process of its own."""
-        command = [sys.executable, "-m", "benchmarks.preparing", way, argument]
-        _, output = measure.run(command, self._environment, self._folder)
-        found: dict[str, float] = json.loads(output.splitlines()[-1])
-        return found
-
-    def prepare_photos(self, count: int) -> float:
-        """Return the seconds that a folder takes, and put down the memory."""
-        described = {"kind": "image_folder", "source": f"photos_{count}", "image_size": TARGET_SIZE}
-        found = self.run("prepare", json.dumps({**described, "name": f"photos_{count}"}))
-        self.memory.setdefault(f"{count:,} files", []).append(found["megabytes"])
-        return found["seconds"]
-
-    def read_table(self, way: str) -> float:
-        """Return the seconds that the table takes to be prepared or added."""
-        described = {"kind": "table", "name": "rows", "source": "table.csv", "target": "target"}
-        return self.run(way, json.dumps(described))["seconds"]
-
-    def read_with_keras(self) -> float:
-        """Return the seconds of Keras' first pass, and put down the speed of its second."""
-        found = self.run("keras", f"photos_{FILES}")
-        self.reading.setdefault("Keras, second pass", []).append(found["examples_per_second"])
-        return found["seconds"]
-
-    def read_prepared(self) -> None:
-        """Put down how fast the prepared arrays are read."""
-        found = self.run("epoch", f"photos_{FILES}")
-        self.reading.setdefault("prepared, second epoch", []).append(found["examples_per_second"])
-        large, small = (self.run("arrays", f"photos_{count}") for count in (FILES, FEW_FILES))
-        self.reading.setdefault("large file, first pass", []).append(large["first"])
-        self.reading.setdefault("large file, later pass", []).append(large["examples_per_second"])
-        self.reading.setdefault("small file, later pass", []).append(small["examples_per_second"])
-
-
-def alternate(project: Project, repeats: int) -> dict[str, list[float]]:
-    """Return the seconds of each variant; what else is measured the project has put down."""
-    variants = {
-        "folder prepared": lambda: project.prepare_photos(FILES),
-        "Keras, first pass": project.read_with_keras,
-        f"{FEW_FILES:,} files prepared": lambda: project.prepare_photos(FEW_FILES),
-        "table prepared": lambda: project.read_table("prepare"),
-        "table added": lambda: project.read_table("add"),
-        "pandas.read_csv": lambda: project.run("pandas", "table.csv")["seconds"],
-        PILLOW: lambda: project.run("pillow", f"photos_{FILES}")["seconds"],
-        TENSORFLOW: lambda: project.run("tensorflow", f"photos_{FILES}")["seconds"],
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(repeats):
-        for name, values in measure.alternate("data", 1, variants).items():
-            seconds[name] += values
-        project.read_prepared()
-    return seconds
 
 
 def section(dataset: str, epochs: int, repeats: int) -> str:
     """Measure; return the page's section."""
-    with tempfile.TemporaryDirectory() as folder:
-        project = Project(Path(folder))
-        seconds = alternate(project, repeats)
-    low, high = SIZES
-    height, width = TARGET_SIZE
+    (low, _), (high, _) = SIZES
+    about = (
+        f"{repeats} repeats: each variant is a process of its own, and they take turns; median (range); imports are "
+        f"not counted, but in the predictions. The folder of small images has {FILES:,} JPEGs in {NUM_CLASSES} "
+        f"classes, of {low} to {high} pixels in each direction, which become {TARGET_SIZE[0]} x {TARGET_SIZE[1]}; that "
+        f"of large ones has {LARGE_FILES} of 12 megapixels, which become {TARGET_OF_LARGE[0]} x {TARGET_OF_LARGE[1]}; "
+        f"the table is a CSV of {ROWS:,} rows and 20 columns: 12 of numbers, 6 of categories with 2 to 1,000 values, a "
+        "datetime and the target."
+    )
+    explained = (
+        "Prepared is by the stage that `stratagem data add` starts: it reads all headers, decodes with Pillow, resizes "
+        "with antialiasing, computes statistics, writes, flushes and hashes the arrays. Pillow alone decodes and "
+        "resizes in as many threads. Keras decodes with TensorFlow and resizes without antialiasing. For a table, "
+        "`prepare` also draws the splits, fits vocabularies and means on the training split, and encodes; pandas "
+        "leaves the datetime as text. The peer of `predict` encodes whole columns with pandas, and predicts 1,024 rows "
+        f"a batch; both write a CSV. The second epoch is the input of `fit`: shuffled batches of {BATCH_SIZE} with the "
+        "pixels as bytes, which the model's first layer scales; Keras yields float32."
+    )
+    packages = ("keras", "tensorflow", "pandas", "pyarrow", "pillow")
+    found, reading, memory = measured(repeats)
     lines = [
-        HEADING,
-        f"{measure.machine('keras', 'tensorflow', 'pandas', 'pyarrow', 'pillow')}. {repeats} repeats: each variant is "
-        "a process of its own, and they take turns; median (range); imports are not counted. The folder has "
-        f"{FILES:,} JPEGs in {NUM_CLASSES} classes, of {low} to {high} pixels in each direction, which become {height} "
-        f"x {width}; the table is a CSV of {ROWS:,} rows and 20 columns ({project.table_megabytes:.0f} MB): 12 of "
-        "numbers, 6 of categories with 2 to 1,000 values, a datetime and the target.",
+        *measure.answers(QUESTIONS, found.figures),
+        *measure.answers([OF_READING], reading)[2:],
+        *measure.answers(OF_MEMORY, memory)[2:],
         "",
-        "| variant | seconds |",
-        "|---|---|",
-        *(f"| {name} | {measure.spread(values)} |" for name, values in seconds.items()),
-        "",
-        "| variant | examples/s |",
-        "|---|---|",
-        *(f"| {name} | {measure.spread(values, 0)} |" for name, values in project.reading.items()),
-        "",
-        "| peak memory of the process that prepares, MB | |",
-        "|---|---|",
-        *(f"| {name} | {measure.spread(values, 0)} |" for name, values in project.memory.items()),
-        "",
-        *measure.answers(QUESTIONS, seconds),
-        *measure.answers(QUESTIONS_OF_READING, project.reading)[2:],
-        *measure.answers(QUESTIONS_OF_MEMORY, project.memory)[2:],
-        "",
-        "Prepared is by the stage that `stratagem data add` starts (`tasks.prepare`): it looks at all headers, decodes "
-        "with Pillow, resizes with antialiasing, takes the statistics, writes, flushes and hashes the arrays; Keras "
-        "decodes with TensorFlow and resizes without antialiasing. Of a table it also draws the splits, fits "
-        "vocabularies and means on the training split, and encodes; pandas leaves the datetime a text. The second "
-        f"epoch is `fit`'s input: shuffled batches of {BATCH_SIZE} with the pixels as bytes, which the model's first "
-        "layer scales, beside Keras' float32. Files of any size are mapped, by the same code: the ratio of a freshly "
-        "mapped file is of one that a new process maps and the page cache holds.",
-        "",
-        *_bounds(seconds),
-        "",
+        explained,
     ]
-    return "\n".join(lines)
+    return measure.section(HEADING, packages, found.others, about, lines)
 
 
-def _bounds(seconds: dict[str, list[float]]) -> list[str]:
-    """Return what the libraries that decode leave of the wanted ratio."""
-    pillow, tensorflow = (measure.ratio(seconds["Keras, first pass"], seconds[one]) for one in (PILLOW, TENSORFLOW))
-    return [
-        "**What bounds the first ratio.** A pass of Keras is little more than decoding. Were decoding all that "
-        f"`prepare` does, on all cores, the first ratio would be {pillow} with Pillow and {tensorflow} with "
-        "TensorFlow's decoder; but statistics are taken, and arrays written, flushed, hashed, read back and checked.",
-    ]
+def measured(repeats: int) -> tuple[measure.Measured, dict[str, list[float]], dict[str, list[float]]]:
+    """Return the seconds of each variant, the speeds of reading and the memory, measured in a project of its own."""
+    reading: dict[str, list[float]] = {EPOCH: [], SECOND_PASS: []}
+    memory: dict[str, list[float]] = {FOLDER: [], FEW: [], LONG_TABLE: []}
+    added: list[float] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / ".dvc").mkdir()
+        shutil.copy(measure.ROOT / "params.yaml", folder)
+        subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+        environment = stage_environment(config.load()) | {"PYTHONPATH": str(measure.ROOT)}
+        for count in (FEW_FILES, FILES):
+            make_photos(folder / f"photos_{count}", count, *SIZES)
+        make_photos(folder / "large", LARGE_FILES, LARGE_SIZE, LARGE_SIZE)
+        make_table(folder / "table.csv", ROWS)
+        for seed in range(TIMES):
+            make_table(folder / "long.csv", ROWS, seed)
+
+        def ours(*words: str, settings: dict[str, object] | None = None) -> measure.Done:
+            return measure.watch(measure.stratagem(*words, settings=settings), environment, folder)
+
+        def run(way: str, argument: str) -> dict[str, float]:
+            found: dict[str, float] = measure.read(measure.module("preparing", way, argument), environment, folder)
+            return found
+
+        def prepare_photos(variant: str, source: str, size: tuple[int, int]) -> float:
+            described = {"kind": "image_folder", "name": source, "source": source, "image_size": size}
+            found = run("prepare", json.dumps(described))
+            memory.get(variant, []).append(found["megabytes"])
+            return found["seconds"]
+
+        def read_with_keras() -> None:
+            small = {"directory": f"photos_{FILES}", "image_size": TARGET_SIZE}
+            reading[SECOND_PASS].append(run("keras", json.dumps(small))["examples_per_second"])
+            reading[EPOCH].append(run("epoch", f"photos_{FILES}")["examples_per_second"])
+
+        def prepare_table() -> float:
+            found = run(
+                "prepare", json.dumps({"kind": "table", "name": "r", "source": "table.csv", "target": "target"})
+            )
+            added.append(found["with_guess"])
+            described = {"kind": "table", "name": "long", "source": "long.csv", "target": "target"}
+            memory[LONG_TABLE].append(run("prepare", json.dumps(described))["megabytes"])
+            read_with_keras()
+            return found["seconds"]
+
+        ours("data", "add", "table.csv", "--name", "rows", "--target", "target")
+        ours("train", settings={"dataset.name": "rows", "train.epochs": 1})
+        (model,) = folder.glob("mlruns/runs/*/models/final.keras")
+        large = {"directory": "large", "image_size": TARGET_OF_LARGE}
+        variants = {
+            FOLDER: lambda: prepare_photos(FOLDER, f"photos_{FILES}", TARGET_SIZE),
+            PILLOW: lambda: run("pillow", f"photos_{FILES}")["seconds"],
+            FEW: lambda: prepare_photos(FEW, f"photos_{FEW_FILES}", TARGET_SIZE),
+            LARGE: lambda: prepare_photos(LARGE, "large", TARGET_OF_LARGE),
+            LARGE_BY_KERAS: lambda: run("keras", json.dumps(large))["seconds"],
+            TABLE: prepare_table,
+            PANDAS: lambda: run("pandas", "table.csv")["seconds"],
+            PREDICTED: lambda: (
+                ours("predict", "table.csv", "--model", "latest", "--output", "o.csv", "--force").seconds
+            ),
+            BY_KERAS: lambda: measure.watch(measure.module("preparing", "predict", model), environment, folder).seconds,
+        }
+        found = measure.alternate("data", repeats, variants)
+    found.figures[ADDED] = added
+    return found, reading, memory

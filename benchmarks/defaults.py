@@ -2,7 +2,6 @@
 linear model on the same rows."""
 
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -23,7 +22,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from benchmarks import measure
-from benchmarks.pipeline import BIN
 
 HEADING = "## Defaults on real tables\n"
 SEEDS = (0, 1, 2)
@@ -90,14 +88,11 @@ def ours(name: str, table: Table, frame: pandas.DataFrame, seed: int, project: P
     """Add the table and run, as a user does: nothing is set but the seed and what the data are."""
     own = f"{name}{seed}"
     frame.to_csv(project / f"{own}.csv", index=False)
-    alone = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
-    described = ["--target", table.target, "--set", "dataset.split_column=split"]
-    described += ["--set", f"dataset.task={table.task}"]
-    stratagem = str(BIN / "stratagem")
-    measure.run([stratagem, "data", "add", f"{own}.csv", *described], alone, project)
-    settings = ["--set", f"dataset.name={own}", "--set", f"train.seed={seed}"]
-    _, output = measure.run([stratagem, "run", "--json", *settings], alone, project)
-    metrics = json.loads(output)["metrics"]
+    described = {"dataset.split_column": "split", "dataset.task": table.task}
+    add = measure.stratagem("data", "add", f"{own}.csv", "--target", table.target, settings=described)
+    measure.watch(add, measure.without_server(), project)
+    run = measure.stratagem("run", "--json", settings={"dataset.name": own, "train.seed": seed})
+    metrics = json.loads(measure.watch(run, measure.without_server(), project).output)["metrics"]
     return {metric: metrics[f"test/{metric}"] for metric in METRICS[table.task]}
 
 
@@ -153,10 +148,10 @@ def lines(name: str, table: Table, found: list[dict[str, Figures]], rows: int) -
 
 def section(dataset: str, epochs: int, repeats: int) -> str:
     """Measure on all tables; return the page's section. Tables and seeds are these, whatever is asked."""
-    table_lines = []
+    table_lines, load = [], measure.Load()
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder) / "project"
-        measure.run([str(BIN / "stratagem"), "init", str(project), "--no-git"], folder=Path(folder))
+        measure.watch(measure.stratagem("init", str(project), "--no-git"), folder=Path(folder))
         for name, table in TABLES.items():
             found, rows = [], 0
             for seed in SEEDS:
@@ -165,26 +160,17 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
                 found.append({"ours": ours(name, table, frame, seed, project), **peers(table, frame, seed)})
                 print(f"defaults: {name}, seed {seed}: {found[-1]}", file=sys.stderr)
             table_lines += lines(name, table, found, rows)
-    return described(table_lines)
-
-
-def described(table_lines: list[str]) -> str:
-    """Return the page's section of what was measured."""
-    return "\n".join(
-        [
-            HEADING,
-            f"{measure.machine('tensorflow', 'keras', 'scikit-learn', 'statsmodels', 'pandas')}. {len(SEEDS)} seeds, "
-            f"each with other test rows ({TEST:.0%}); mean ± standard deviation over the seeds.",
-            "",
-            "| table | rows | task | metric | ours | boosting | linear | ours lags behind |",
-            "|---|---|---|---|---|---|---|---|",
-            *table_lines,
-            "",
-            "Ours is `stratagem data add` and `stratagem run`: nothing is set but the seed, the task and the column "
-            "that says which rows are for the test. `boosting` is scikit-learn's HistGradientBoosting without options; "
-            "`linear` is LogisticRegressionCV or RidgeCV, which choose their penalty by cross-validation, on "
-            "standardised numbers and one-hot categories. All train on the same rows; ours validates on a tenth of "
-            "them. It lags where the mean of the differences on the same rows is larger than their standard deviation.",
-            "",
-        ]
+    about = f"{len(SEEDS)} seeds, each with other test rows ({TEST:.0%}); mean ± standard deviation over the seeds."
+    explained = (
+        "Ours is `stratagem data add` and `stratagem run`: nothing is set but the seed, the task and the column that "
+        "says which rows are for the test. `boosting` is scikit-learn's HistGradientBoosting without options; `linear` "
+        "is LogisticRegressionCV or RidgeCV, which choose their penalty by cross-validation, on standardised numbers "
+        "and one-hot categories. All train on the same rows; ours validates on a tenth of them. It lags where the mean "
+        "of the differences on the same rows is larger than their standard deviation."
     )
+    head = [
+        "| table | rows | task | metric | ours | boosting | linear | ours lags behind |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    packages = ("tensorflow", "keras", "scikit-learn", "statsmodels", "pandas")
+    return measure.section(HEADING, packages, load.others(), about, [*head, *table_lines, "", explained])

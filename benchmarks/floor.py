@@ -1,6 +1,6 @@
 """The floor: the tutorial's model and optimizer with the data resident and a whole epoch in one `tf.function`.
 
-Prints one JSON line. `python -m benchmarks.floor DATASET EPOCHS [convnet|mlp] [DTYPE_POLICY]`; the dataset must be
+Prints one JSON line. `python -m benchmarks.floor DATASET EPOCHS [convnet|mlp]`; the dataset must be
 prepared. XLA compiles the perceptron's step, which it makes faster, and not the convnet's, which it makes slower.
 """
 
@@ -13,11 +13,9 @@ import numpy as np
 BATCH_SIZE = 64
 
 
-def main(name: str, epochs: int, architecture: str = "convnet", dtype_policy: str = "float32") -> None:
+def main(name: str, epochs: int, architecture: str = "convnet") -> None:
     """Train, and time all epochs but the first, which traces."""
     import tensorflow as tf
-
-    tf.keras.config.set_dtype_policy(dtype_policy)
 
     images = tf.constant(np.load(f"data/{name}/prepared/train_images.npy"))
     labels = tf.constant(np.load(f"data/{name}/prepared/train_labels.npy"))

@@ -22,7 +22,7 @@ from scipy.optimize import nnls
 from benchmarks import hosts, measure
 from tasks import config
 from tasks.operations import scaling
-from tasks.process.environment import stage_environment
+from tasks.process.child import stage_environment
 
 HEADING = "## Network\n"
 POINTS = Path(__file__).with_name("network.csv")
@@ -89,7 +89,6 @@ def predicted(one: Published) -> tuple[float, float, float]:
         parameters=int(one.parameters),
         examples_a_device=1,
         compute_seconds=[one.compute_seconds],
-        failures=None,
     )
     return found.efficiency, *found.efficiency_range
 
@@ -182,9 +181,8 @@ def lines(points: Sequence[Point], others: Sequence[Point]) -> list[str]:
     beyond = statistics.mean(relative_errors(fit(few), many))
     loads = [point["load"] for point in (*points, *others)]
     found = [
-        "Seconds of a step, the fastest of some calls, and in brackets what the fit says; bandwidth of a host and "
-        f"latency one way above. {os.cpu_count()} cores for all workers, a thread each; between "
-        f"{min(loads):.0f} and {max(loads):.0f} processes wanted to run meanwhile.",
+        f"Bandwidth of a host and latency one way above. {os.cpu_count()} cores for all workers, a thread each; "
+        f"between {min(loads):.0f} and {max(loads):.0f} processes wanted to run meanwhile.",
         "",
         "| workers | gradients | " + " | ".join(_condition(*one) for one in CONDITIONS) + " |",
         "|---" * (2 + len(CONDITIONS)) + "|",
@@ -237,11 +235,13 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
     if reason := hosts.missing():
         print(f"network: left out: {reason}", file=sys.stderr)
         return measure.kept(HEADING)
+    load = measure.Load()
     points = [point for workers in WORKERS for point in measured(workers, repeats, MODELS, CONDITIONS)]
     save(points)
     others = [point for workers in WORKERS for point in measured(workers, repeats, OTHER_MODELS, OTHER_CONDITIONS)]
     save(others, OTHER_POINTS)
-    return "\n".join([HEADING, f"{measure.machine('tensorflow', 'keras')}.", "", *lines(points, others), ""])
+    about = "Seconds of a step, the fastest of some calls, and in brackets what the fit says."
+    return measure.section(HEADING, ("tensorflow", "keras"), load.others(), about, lines(points, others))
 
 
 def fit(points: Sequence[Mapping[str, float]]) -> scaling.AllReduce:

@@ -1,6 +1,5 @@
 """How long the recipes train until they reach an accuracy, beside the recipes that a user would copy."""
 
-import json
 import math
 import statistics
 import sys
@@ -8,15 +7,15 @@ from functools import partial
 from typing import Any
 
 from benchmarks import measure
-from benchmarks.pipeline import tutorial
+from benchmarks.default_speed import tutorial
 from tasks import config
-from tasks.process.environment import stage_environment
+from tasks.process.child import stage_environment
 
 Curve = list[list[float]]
 """Seconds since the imports, without evaluations, and test accuracy, after each epoch."""
 
 TUTORIAL, COURSE = "tutorial", "course"
-IMPROVED = " with prefetch and 20 steps a call"
+IMPROVED = " with prefetch and 20 steps per call"
 _TUTORIAL = ("mnist", 12, ("--decay", "--curve"))  # As https://www.tensorflow.org/tutorials/distribute/keras has it.
 # As https://www.tensorflow.org/tutorials/distribute/custom_training has it.
 _COURSE = ("fashion_mnist", 10, ("--model", "convnet2", "--curve"))
@@ -35,9 +34,8 @@ BEST_HEADING = "## Best accuracy\n"
 def ours(recipe: str, seed: int) -> dict[str, Any]:
     """Train a recipe of ours; return its curve and its number of parameters."""
     settings = config.load(recipe, {"train.seed": seed})
-    command = [sys.executable, "-m", "benchmarks.curve", recipe, str(seed)]
-    _, output = measure.run(command, stage_environment(settings))
-    return json.loads(output.splitlines()[-1])
+    found: dict[str, Any] = measure.read(measure.module("curve", recipe, seed), stage_environment(settings))
+    return found
 
 
 def peer(name: str) -> Curve:
@@ -56,6 +54,7 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
     if missing := [name for name in MINE.values() if not (measure.ROOT / "data" / name / "prepared").is_dir()]:
         print(f"recipes: left out, because {' and '.join(missing)} are not prepared", file=sys.stderr)
         return measure.kept(HEADING)
+    load = measure.Load()
     curves: dict[str, list[Curve]] = {name: [] for name in (*PEERS, *MINE)}
     for repeat in range(repeats):
         trainings = {name: lambda name=name, seed=repeat: ours(name, seed)["curve"] for name in MINE}
@@ -76,13 +75,13 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
         mine, improved = curves[name], peer_name + IMPROVED
         rows.append(_row(what, mine, curves[peer_name], accuracy, peers_accuracy, bound))
         rows.append(_row(f"... / {improved}", mine, curves[improved], accuracy, peers_accuracy, 1))
-    lines = [
-        HEADING,
-        f"{measure.machine('tensorflow', 'keras')}. {repeats} repeats of ours, each with another seed, and "
+    about = (
+        f"{repeats} repeats of ours, each with another seed, and "
         f"{min(repeats, PEER_REPEATS)} of the peers, in processes of their own that take turns; median (range). "
         "Seconds from the end of the imports on, building and tracing included, evaluations left out. Ours read what "
-        "`prepare` decoded beforehand, once; the peers decode in their first epoch, as they do each time.",
-        "",
+        "`prepare` decoded beforehand, once; the peers decode in their first epoch, as they do each time."
+    )
+    lines = [
         "| what | ours, s | peer, s | ratio | wanted | met |",
         "|---|---|---|---|---|---|",
         *rows,
@@ -99,9 +98,8 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
         "Adam, both with `fit` and 64 examples a step (`benchmarks/tutorial.py`), as their sources write them; "
         "prefetch and steps_per_execution are the improvements that everybody knows. The test split is looked at after "
         "each epoch for this table alone; the recipes were chosen with 10,000 training examples held out.",
-        "",
     ]
-    return "\n".join(lines)
+    return measure.section(HEADING, ("tensorflow", "keras"), load.others(), about, lines)
 
 
 def best_section(dataset: str, epochs: int, repeats: int) -> str:
@@ -109,21 +107,18 @@ def best_section(dataset: str, epochs: int, repeats: int) -> str:
     if not (measure.ROOT / "data" / "fashion_mnist" / "prepared").is_dir():
         print("best: left out, because fashion_mnist is not prepared", file=sys.stderr)
         return measure.kept(BEST_HEADING)
+    load = measure.Load()
     found = ours(BEST, 0)
     (seconds, accuracy), parameters = found["curve"][-1], found["num_parameters"]
     met = "yes" if accuracy >= BEST_ACCURACY and parameters <= BEST_PARAMETERS else "**no**"
     lines = [
-        BEST_HEADING,
-        f"{measure.machine('tensorflow', 'keras')}. One training (seed 0) of the recipe `{BEST}`, "
-        f"{len(found['curve'])} epochs, in a process of its own.",
-        "",
         "| recipe | parameters | test accuracy at its end | wanted | met | seconds |",
         "|---|---|---|---|---|---|",
         f"| {BEST} | {parameters:,} | {accuracy:.4f} "
         f"| at least {BEST_ACCURACY}, at most {BEST_PARAMETERS:,} parameters | {met} | {seconds:,.0f} |",
-        "",
     ]
-    return "\n".join(lines)
+    about = f"One training (seed 0) of the recipe `{BEST}`, {len(found['curve'])} epochs, in a process of its own."
+    return measure.section(BEST_HEADING, ("tensorflow", "keras"), load.others(), about, lines)
 
 
 def _row(

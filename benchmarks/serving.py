@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -87,6 +86,7 @@ def serving(command: list[str], port: int) -> Iterator[None]:
     """Run a server until the block ends."""
     environment = {
         **os.environ,
+        "PATH": f"{measure.BIN}{os.pathsep}{os.environ['PATH']}",  # `mlflow models serve` starts uvicorn by its name.
         "CUDA_VISIBLE_DEVICES": "",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "KERAS_BACKEND": "tensorflow",
@@ -113,15 +113,14 @@ def serving(command: list[str], port: int) -> Iterator[None]:
 
 def section(dataset: str, epochs: int, repeats: int) -> str:
     """Measure, and return a section of the page."""
-    bin = Path(sys.executable).parent
+    load = measure.Load()
     overrides = {
         "dataset.name": dataset,
         "train.epochs": 1,
         "register.model_name": "benchmark",
-        "register.minimum": "null",
+        "register.minimum": None,
     }
-    given = [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
-    measure.run([str(bin / "stratagem"), "run", "--fresh", *given])
+    measure.watch(measure.stratagem("run", "--fresh", settings=overrides))
     images = np.load(measure.ROOT / "data" / dataset / "prepared" / "test_images.npy", mmap_mode="r")
     body = json.dumps({"inputs": images[:1].tolist()}).encode()
     model, found = "models:/benchmark@challenger", {}
@@ -129,9 +128,19 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
         for who in ("ours", "mlflow"):
             (port,) = free_ports(1)
             command = (
-                [str(bin / "stratagem"), "serve-model", model, "--port", str(port)]
+                measure.stratagem("models", "serve", model, "--port", str(port))
                 if who == "ours"
-                else [str(bin / "mlflow"), "models", "serve", "-m", model, "--env-manager", "local", "-p", str(port)]
+                else [
+                    str(measure.BIN / "mlflow"),
+                    "models",
+                    "serve",
+                    "-m",
+                    model,
+                    "--env-manager",
+                    "local",
+                    "-p",
+                    str(port),
+                ]
             )
             with serving(command, port):
                 ask(port, body, 2)  # The first ones trace.
@@ -139,17 +148,18 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
                     for name, value in ask(port, body, clients).figures().items():
                         found.setdefault(f"{who}, {clients}, {name}", []).append(value)
             print(f"serving: repeat {repeat + 1} of {repeats}, {who}", file=sys.stderr)
-    lines = [
-        HEADING,
+    about = (
         f"One image of {dataset} a request, by clients that wait for each answer, {SECONDS:.0f} s each; "
-        f"`stratagem serve-model` and `mlflow models serve --env-manager local` in turn, medians of {repeats} "
-        "starts with the range. Ours checks a password as well.\n",
-        f"{measure.machine('mlflow', 'tensorflow', 'keras')}.\n",
+        f"`stratagem models serve` and `mlflow models serve --env-manager local` in turn, medians of {repeats} "
+        "starts with the range. Ours checks a password as well."
+    )
+    lines = [
         "| server | clients | p50, ms | p99, ms | answers/s |",
         "|---|---|---|---|---|",
     ]
-    for who, title in (("ours", "`serve-model`"), ("mlflow", "MLflow's")):
+    for who, title in (("ours", "`models serve`"), ("mlflow", "MLflow's")):
         for clients in CLIENTS:
             cells = [measure.spread(found[f"{who}, {clients}, {name}"], 1) for name in ("p50", "p99", "rate")]
             lines.append(f"| {title} | {clients} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *measure.answers(QUESTIONS, found), ""])
+    lines += ["", *measure.answers(QUESTIONS, found)]
+    return measure.section(HEADING, ("mlflow", "tensorflow", "keras"), load.others(), about, lines)

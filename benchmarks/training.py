@@ -1,8 +1,7 @@
-"""One training by the project's own stage, without tracking, and the evaluation of its last checkpoint.
+"""One training by the project's own stage, without tracking.
 
 `python -m benchmarks.training '{"train.epochs": 3}'`, in the environment of a stage process. Prints the training's
-record as one JSON line, with `test/accuracy`, `evaluation_seconds`, and `jit_compile` where
-that was left to be chosen.
+record as one JSON line.
 """
 
 import contextlib
@@ -10,7 +9,6 @@ import json
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,20 +41,6 @@ def trained(overrides: dict[str, object], recipe: str | None = None) -> Iterator
         shutil.rmtree(folder)
 
 
-def main(overrides: dict[str, object]) -> None:
-    """Train, evaluate, and print."""
-    from tasks.evaluate import evaluate
-
-    settings = config.load(overrides=overrides)
-    with trained(overrides) as result:
-        began = time.perf_counter()
-        evaluated = evaluate(settings, dvc_data.load_prepared(result.dataset), result)
-        seconds = time.perf_counter() - began
-        tuning = config.project_root() / result.checkpoints.removesuffix("/checkpoints") / "records" / "tuning.json"
-        chosen = tuning.exists() and records.load(records.Tuning, tuning).jit_compile
-    found = {"test/accuracy": evaluated.metrics["test/accuracy"], "evaluation_seconds": seconds, "jit_compile": chosen}
-    print(json.dumps(result.model_dump(mode="json") | found))
-
-
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    with trained(json.loads(sys.argv[1])) as result:
+        print(result.model_dump_json())

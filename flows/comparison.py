@@ -1,11 +1,11 @@
-"""The comparison flow: the same training under several strategies, one after another, then the table."""
+"""The comparison flow: trains a model under several strategies, one after another, and tabulates the results."""
 
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from statistics import fmean, median
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import psutil
 from prefect import flow
@@ -13,38 +13,32 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from flows import reporting, stages
-from flows.operate import deployed, reconciliation
-from flows.plan import LOOPS, Pair, Plan, explain, plan
-from tasks import config, runs
-from tasks.operations import dvc_data
+from flows.operate import deployed
+from flows.pairs import LOOPS, ComparisonPlan, Pair, explain, plan
+from tasks import config, records
+from tasks.operations import dvc_data, pipeline
 from tasks.process import client
-from tasks.process.environment import keep_private
+from tasks.process import stages as processes
 from tasks.records import (
     Comparison,
-    ComparisonProgress,
     ComparisonRow,
     PreparedDataset,
     Repeat,
     Run,
-    StepTime,
-    TrainingResult,
 )
-from tasks.system import clock
+from tasks.runs import locks, outcome
 from tasks.system.errors import Interrupted, StratagemError
 from tasks.system.machine import core_numbers, usable_cores
 
-T = TypeVar("T")
 REPEATS = 2
 LONG_SECONDS = 600.0
-"""A round that takes longer is not done again unless it is asked for."""
+"""A round that takes longer is repeated only if ``repeats`` is given."""
 BUSY_SHARE = 0.1
-"""Others that use more than this share of the cores are pointed out."""
+"""The note mentions other programs that use more than this share of the cores."""
 FIGURES = (
     "examples_per_second", "seconds_per_epoch", "total_seconds", "start_seconds", "setup_seconds", "start_up_seconds",
     "tracing_seconds", "peak_memory_bytes",
 )  # fmt: skip
-RANGES = {"start_up_seconds": "start_up_range", "peak_memory_bytes": "peak_memory_range"}
-"""Which key has what the rounds span of a figure."""
 
 
 def _flow_run_name() -> str:
@@ -55,113 +49,105 @@ def _flow_run_name() -> str:
 def comparison(
     strategies: list[str],
     loops: list[str] | None = None,
-    recipe: str | None = None,
+    recipe: str | list[str] | None = None,
     overrides: dict[str, Any] | None = None,
     repeats: Annotated[int, Field(ge=1)] | None = None,
     fresh: bool = False,
 ) -> Comparison:
     """Train and evaluate one model under each strategy and loop, with the same data, seed, epochs and global batch.
 
-    A comparison of the same that was killed goes on with the trainings that are missing.
+    If the same comparison was killed, it continues with the missing trainings.
 
     Args:
         strategies: kinds, such as ["one_device", "mirrored"].
-        loops: which loops, or all; a pair that does not exist is left out.
-        recipe: a name in recipes/, laid over params.yaml.
-        overrides: single settings: {"train.epochs": 3}. "strategy.devices" goes to each strategy that has this key,
+        loops: the loops, by default all; unsupported combinations are skipped.
+        recipe: a name in recipes/, which overrides params.yaml; or several, each overriding those before it.
+        overrides: single settings: {"train.epochs": 3}. "strategy.devices" applies to each strategy that has this key,
             "strategy.mirrored.devices" to one.
-        repeats: how often each is trained, in rounds; null is twice, and once where a round takes over ten minutes.
-        fresh: start a new one, also where one of the same is unfinished.
+        repeats: how often to train each, in rounds; null means twice, or once if a round takes over ten minutes.
+        fresh: start a new comparison even if the same one is unfinished.
 
     Raises:
-        UserError: nothing could be started.
-        StratagemError: no strategy worked. One that failed beside others that worked is a row with its reason.
+        UserError: nothing can be started.
+        StratagemError: no strategy worked. If only some fail, each of them becomes a row with its reason.
     """
-    keep_private()
     began = time.perf_counter()
-    deployed.check_recipe(recipe)
-    asked = strategies, loops or LOOPS, recipe, overrides or {}
-    planned = plan(*asked)
-    for settings in planned.trainable:
-        deployed.check_named(settings, recipe)
-    reconciliation.end_crashed_flow_runs()
 
     def compare() -> Comparison:
-        with runs.lock(planned.key, f"comparison of {', '.join(strategies)}", flow_run.id) as run_lock:
+        deployed.check_recipe(recipe)
+        asked = strategies, loops or LOOPS, recipe, overrides or {}
+        planned = plan(*asked)
+        for settings in planned.trainable:
+            deployed.check_named(settings, recipe)
+        with locks.lock(planned.key, f"comparison of {', '.join(strategies)}", flow_run.id) as run_lock:
             serving = planned.trainable[0]
             client.start_processes(serving, with_cluster=False)  # Imports its framework while DVC looks at the data.
             prepared = stages.data(serving)
-            fitted = plan(*asked, prepared)
+            fitted = planned.on(prepared, fresh)
             dvc_data.tell_choices(recipe, fitted.shared, prepared)
-            return _compare(fitted, prepared, repeats, fresh, run_lock, began)
+            if fitted.note is not None:
+                print(fitted.note, file=sys.stderr)
+            return _compare(fitted, prepared, repeats, run_lock, began)
 
     return reporting.reported(compare)
 
 
 def _compare(
-    planned: Plan, prepared: PreparedDataset, repeats: int | None, fresh: bool, run_lock: runs.RunLock, began: float
+    planned: ComparisonPlan, prepared: PreparedDataset, repeats: int | None, run_lock: locks.RunLock, began: float
 ) -> Comparison:
     serving = planned.trainable[0]
-    run, progress = stages.start_or_resume_comparison(serving, prepared, run_lock, fresh, flow_run.id)
+    run, progress = pipeline.start_or_resume_comparison(serving, prepared, run_lock, planned.unfinished, flow_run.id)
     try:
-        rows = [[row for row in progress.rows if _is_of(row, pair)] for pair in planned.pairs]
+        # Measurements from before a kill count.
+        rows = [
+            (pair, [row for row in progress.rows if (row.strategy, row.loop) == (pair.strategy, pair.loop)])
+            for pair in planned.pairs
+        ]
         rounds = 0
         while rounds < (repeats or REPEATS):
             rounds += 1
-            for pair, found in in_order_of(rounds, list(zip(planned.pairs, rows, strict=True))):
-                if found and found[0].reason is not None:
-                    continue  # It was refused, or it failed.
-                if rounds in {repeat.round for row in found for repeat in row.repeats}:
-                    continue  # It was measured before the comparison was killed.
-                found.append(_train(pair, prepared, run, rounds, progress.sitting))
+            # Reverse the order in each round, so that a machine that gets busier favours no row.
+            for pair, found in rows[:: 1 if rounds % 2 else -1]:
+                refused = found and found[0].reason is not None
+                if refused or rounds in {repeat.round for row in found for repeat in row.repeats}:
+                    continue
+                found.append(_train(pair, prepared, run, rounds))
                 if pair.settings is not None and found[-1].reason is None:
-                    serving = pair.settings  # Its process, which is there already, also speaks for the comparison.
-                    kept = tuple(row for one in rows for row in one if row.reason is None)
+                    serving = pair.settings  # Its running process also reports for the comparison.
+                    kept = tuple(row for _, one in rows for row in one if row.reason is None)
                     progress = progress.model_copy(update={"rows": kept})
-                    runs.save_progress(run, progress)
-            if repeats is None and _seconds_of_round(progress, rounds) > LONG_SECONDS:
+                    outcome.save(run, progress)
+            trained = [repeat for row in progress.rows for repeat in row.repeats]
+            took = sum(repeat.total_seconds for repeat in trained if repeat.round == rounds)
+            if repeats is None and took > LONG_SECONDS:
                 break
         seconds = time.perf_counter() - began
-        rounds = max([rounds, *(repeat.round for row in progress.rows for repeat in row.repeats)])  # Kept ones count.
-        result = summarise(planned, [median_row(found) for found in rows], prepared, run, seconds, rounds)
-        result = stages.report_comparison(serving, run=run, comparison=result)
+        rounds = max([rounds, *(repeat.round for row in progress.rows for repeat in row.repeats)])
+        result = summarise(planned, [median_row(found) for _, found in rows], prepared, run, seconds, rounds)
+        result = processes.report_comparison(serving, run=run, comparison=result)
         page = config.project_root() / run.folder / "comparison.md"
         reporting.publish(page.read_text(encoding="utf-8"), key="comparison", description=run.name)
         if all(row.reason is not None for row in result.rows):
             raise StratagemError(f"no strategy worked. {'; '.join(map(explain, result.rows))}")
     except BaseException as error:
-        stages.end_failed(serving, run, error)
+        pipeline.end_failed(serving, run, error)
         raise
-    stages.end_run(serving, run, "FINISHED")
+    client.end_run(serving, run, "FINISHED")
     return result
 
 
-def _is_of(row: ComparisonRow, pair: Pair) -> bool:
-    return (row.strategy, row.loop) == (pair.strategy, pair.loop)
-
-
-def _seconds_of_round(progress: ComparisonProgress, number: int) -> float:
-    return sum(repeat.total_seconds for row in progress.rows for repeat in row.repeats if repeat.round == number)
-
-
-def in_order_of(number: int, rows: Sequence[T]) -> Sequence[T]:
-    """Return rows there and back, by the number of a round: a machine that grows busier is not a row's advantage."""
-    return rows[:: 1 if number % 2 else -1]
-
-
-def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int, sitting: int) -> ComparisonRow:
-    """Start, train, evaluate and finish one pair in a round; a failure is a row with its reason."""
+def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int) -> ComparisonRow:
+    """Start, train, evaluate and finish one pair in a round; a failure becomes a row with its reason."""
     row = ComparisonRow(strategy=pair.strategy, loop=pair.loop, reason=pair.reason)
     if pair.settings is None:
         return row
     print(f"\n{pair.strategy}, {pair.loop}{f', round {number}' if number > 1 else ''}", file=sys.stderr)
-    client.stop_processes()  # Each has processes of its own, so that none starts with what another left warm.
-    load = MachineLoad()
-    began = time.perf_counter()
+    client.stop_processes()  # Each starts new processes, so that none benefits from another's caches.
+    before, began = _seconds_of_others(), time.perf_counter()
     run = None
     try:
-        with runs.lock(runs.key_of(pair.settings), runs.describe(pair.settings), flow_run.id) as run_lock:
-            run = stages.start_run(
+        with locks.lock(locks.key_of(pair.settings), locks.describe(pair.settings), flow_run.id) as run_lock:
+            run = processes.start_run(
                 pair.settings, prepared=prepared, flow_run_id=flow_run.id, parent_run_id=parent.run_id
             )
             run_lock.note(run_id=run.run_id)
@@ -181,81 +167,62 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int, sitt
         round=number,
         examples_per_second=trained.examples_per_second,
         total_seconds=total_seconds,
-        load=load.of_others(),
-        sitting=sitting,
+        load=round(max(0.0, (_seconds_of_others() - before) / (time.perf_counter() - began)), 2),
         peak_memory_bytes=client.peak_memory_bytes(),
         start_up_seconds=round(start_seconds + trained.setup_seconds, 3),
         step_time=trained.step_time,
     )
-    return ComparisonRow(
-        strategy=pair.strategy,
-        loop=pair.loop,
-        run_id=run.run_id,
-        repeats=(repeat,),
-        **trained.model_dump(include={"devices", "num_replicas", "steps", "examples_per_second", "restarts"}),
-        metrics=evaluated.metrics,
-        peak_memory_bytes=repeat.peak_memory_bytes,
-        step_time=repeat.step_time,
-        seconds_per_epoch=seconds_per_epoch(trained),
-        total_seconds=total_seconds,
-        start_seconds=round(start_seconds, 3),
-        setup_seconds=trained.setup_seconds,
-        start_up_seconds=repeat.start_up_seconds,
-        tracing_seconds=trained.first_call_seconds,
+    seconds_per_epoch = None
+    if trained.epoch_seconds and trained.examples_per_second is not None:  # None if there was no second call.
+        first, *others = trained.epoch_seconds
+        seconds_per_epoch = fmean(others) if others else first - (trained.first_call_seconds or 0)
+    return row.model_copy(
+        update={
+            **repeat.model_dump(include={"run_id", "total_seconds", "peak_memory_bytes", "start_up_seconds"}),
+            **trained.model_dump(include={"num_replicas", "steps", "examples_per_second", "setup_seconds"}),
+            "repeats": (repeat,),
+            "devices": trained.devices,
+            "restarts": trained.restarts,
+            "metrics": evaluated.metrics,
+            "step_time": repeat.step_time,
+            "seconds_per_epoch": seconds_per_epoch,
+            "start_seconds": round(start_seconds, 3),
+            "tracing_seconds": trained.first_call_seconds,
+        }
     )
 
 
-class MachineLoad:
-    """How busy other programs keep the processor cores of this process, since this object was made."""
+def _seconds_of_others() -> float:
+    """Return the CPU seconds that other programs have used so far on the cores of this process, up to a constant.
 
-    def __init__(self) -> None:
-        # This takes a while on a busy machine: it comes first at both ends, so that both are as late.
-        self._own = self._of_family()
-        self._began, self._all = time.perf_counter(), self._busy()
-
-    def of_others(self) -> float:
-        """Return how many cores others kept busy on average; what this process started must still be there."""
-        own = self._of_family()
-        seconds, used_by_all = time.perf_counter() - self._began, self._busy() - self._all
-        mine = sum(used - self._own.get(pid, 0.0) for pid, used in own.items())
-        return round(max(0.0, used_by_all - mine) / max(seconds, 1e-9), 2)
-
-    @staticmethod
-    def _busy() -> float:
-        """Return the seconds that all programs have used these cores."""
-        cores, mine = psutil.cpu_times(percpu=True), core_numbers()
-        idle = (times.idle + getattr(times, "iowait", 0.0) for times in cores)
-        return sum(sum(times) - lazy for i, (times, lazy) in enumerate(zip(cores, idle, strict=True)) if i in mine)
-
-    @staticmethod
-    def _of_family() -> dict[int, float]:
-        """Return the seconds that this process and those below it have used, by pid."""
-        used = {}
-        this = psutil.Process()
-        for process in (this, *this.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                used[process.pid] = times.user + times.system
-        return used
+    The children of this process must still run.
+    """
+    cores = [core for number, core in enumerate(psutil.cpu_times(percpu=True)) if number in core_numbers()]
+    busy = sum(core.user + core.nice + core.system for core in cores)
+    this = psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            own = process.cpu_times()
+            busy -= own.user + own.system + own.children_user + own.children_system
+    return busy
 
 
 def median_row(found: Sequence[ComparisonRow]) -> ComparisonRow:
-    """Return one row of those of all rounds: the medians of their figures, and what some span. The first one failed,
-    or counts."""
+    """Return one row for all rounds, with the medians and some ranges of their figures; the first row if all failed."""
     first, *_ = worked = [row for row in found if row.reason is None] or found[:1]
     figures: dict[str, Any] = {}
     for name in FIGURES:
         values = [value for row in worked if (value := getattr(row, name)) is not None]
         figures[name] = median(values) if values else None
-        if name in RANGES and len(values) > 1:
-            figures[RANGES[name]] = (min(values), max(values))
     if figures["peak_memory_bytes"] is not None:
         figures["peak_memory_bytes"] = round(figures["peak_memory_bytes"])
+    steps = sorted((row.step_time for row in worked if row.step_time is not None), key=lambda one: one.total_ms)
     return first.model_copy(
         update={
             **figures,
             "metrics": {name: median(row.metrics[name] for row in worked) for name in first.metrics},
-            "step_time": _median_step([row.step_time for row in worked if row.step_time is not None]),
+            # The step of one round: medians of the parts would not add up to a step.
+            "step_time": steps[(len(steps) - 1) // 2] if steps else None,
             "repeats": tuple(repeat for row in worked for repeat in row.repeats),
             "restarts": tuple(why for row in worked for why in row.restarts),
             "failures": tuple(row.reason for row in found[1:] if row.reason is not None),
@@ -263,22 +230,13 @@ def median_row(found: Sequence[ComparisonRow]) -> ComparisonRow:
     )
 
 
-def _median_step(found: Sequence[StepTime]) -> StepTime | None:
-    """Return the one of which half are no longer: medians of the parts would not add up to a step."""
-    return sorted(found, key=lambda one: one.total_ms)[(len(found) - 1) // 2] if found else None
-
-
-def seconds_per_epoch(trained: TrainingResult) -> float | None:
-    """Return the mean of the epochs without the first call of the step function; None when there was no other call, or
-    no whole epoch."""
-    if not trained.epoch_seconds or trained.examples_per_second is None:
-        return None
-    first, *others = trained.epoch_seconds
-    return fmean(others) if others else first - (trained.first_call_seconds or 0)
-
-
 def summarise(
-    planned: Plan, rows: Sequence[ComparisonRow], prepared: PreparedDataset, run: Run, seconds: float, rounds: int
+    planned: ComparisonPlan,
+    rows: Sequence[ComparisonRow],
+    prepared: PreparedDataset,
+    run: Run,
+    seconds: float,
+    rounds: int,
 ) -> Comparison:
     """Return the whole comparison as one record."""
     train = planned.trainable[0].train
@@ -298,12 +256,12 @@ def summarise(
         left_out=planned.left_out,
         note=_note(rows, num_cores),
         seconds=round(seconds, 3),
-        finished_at=clock.now(),
+        finished_at=records.now(),
     )
 
 
 def _against_baseline(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonRow:
-    """Return a row with its speed-up and efficiency, where there is a row to hold it against: round by round."""
+    """Return a row with its speed-up and efficiency over one device, compared per round, if one device was measured."""
     base = [
         other for other in rows if config.strategy_kinds()[other.strategy].is_baseline and other.examples_per_second
     ]
@@ -326,28 +284,19 @@ def _against_baseline(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> Comp
 
 
 def _note(rows: Sequence[ComparisonRow], num_cores: int) -> str | None:
-    """Return what must be said when devices are shares of one processor, or others used it too."""
+    """Return a note if the devices share one processor or other programs used it, else None."""
     said = []
     cores = f"{num_cores} processor core{'s' * (num_cores > 1)}"
     shared = [row for row in rows if row.devices and all("cpu" in device.lower() for device in row.devices)]
     most = max((len(row.devices) for row in shared), default=0)
     if most > 1:
         gained = any(len(row.devices) > 1 and row.differs and (row.speed_up or 0) > 1 for row in shared)
-        none = "more devices cannot be why a row is faster" if gained else "no speed-up is to be expected"
-        said.append(f"{most} devices share {cores}, which one_device has for itself alone: {none}.")
+        none = "more devices cannot explain a faster row" if gained else "expect no speed-up"
+        said.append(f"{most} devices share {cores}, which one_device has to itself: {none}.")
     loads = [repeat.load for row in rows for repeat in row.repeats]
     if loads and max(loads) > BUSY_SHARE * num_cores:
         said.append(
-            f"Other programs kept {min(loads):.1f} to {max(loads):.1f} of {cores} busy meanwhile: measure again on a "
-            "quiet machine."
-        )
-    sittings: dict[int, set[int]] = {}
-    for row in rows:
-        for repeat in row.repeats:
-            sittings.setdefault(repeat.round, set()).add(repeat.sitting)
-    if apart := [str(number) for number, found in sorted(sittings.items()) if len(found) > 1]:
-        said.append(
-            f"The comparison was stopped and went on: what round {' and '.join(apart)} measured lies further apart in "
-            "time."
+            f"Other programs kept {min(loads):.1f} to {max(loads):.1f} of {cores} busy during the measurement: "
+            "repeat it on a quiet machine."
         )
     return " ".join(said) or None

@@ -1,209 +1,47 @@
-"""What a comparison will train: each strategy under each loop that drives it, with its settings or why it cannot be;
-and what makes a sweep the same one.
+"""The plans of `run`, `compare`, `sweep` and `data add`: `--dry-run` prints a plan, and the command carries it out.
 
-Nothing here is heavy: what is wrong with a command is printed before Prefect or a framework is imported.
+This module imports neither Prefect nor a framework, so errors in a command's arguments appear at once. Planning writes
+only caches (mlruns/code.json, .dvc/).
 """
 
-import hashlib
-import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from tasks import config, sweeps
-from tasks.operations import pipeline, preconditions
-from tasks.records import ComparisonRow, PreparedDataset, SweepPlan
-from tasks.system.errors import UserError, one_of
-from tasks.system.machine import usable_cores
+from flows.pairs import ComparisonPlan
+from tasks import config
+from tasks.data import dataset_folder
+from tasks.operations import dvc_data, pipeline, preconditions
+from tasks.records import (
+    EvaluationResult,
+    GivenSetting,
+    Plan,
+    PlannedStage,
+    PreparedDataset,
+    Record,
+    RegisteredModel,
+    SweepPlan,
+    TrainingResult,
+)
+from tasks.runs import entries, resume
+from tasks.system.errors import UserError, printable
 
-LOOPS: tuple[str, ...] = get_args(config.Train.model_fields["loop"].annotation)
-TRACED_STEPS = 30
-"""After each training, to say where a step's time goes."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """One row to be."""
-
-    strategy: str
-    loop: str | None
-    settings: config.Settings | None = None
-    reason: str | None = None
-    """Why there are no settings to train with."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    pairs: tuple[Pair, ...]
-    left_out: tuple[str, ...]
-    """Pairs that do not exist, of strategies that have another row."""
-    shared: config.Settings
-    """What all rows have but for their strategy, their loop and how their batch is divided."""
-
-    @property
-    def trainable(self) -> list[config.Settings]:
-        """The settings of the rows that can be trained."""
-        return [pair.settings for pair in self.pairs if pair.settings is not None]
-
-    @property
-    def rows(self) -> dict[str, config.Settings | str]:
-        """The settings of each row, or why it has none, by a name for a person."""
-        named = {", ".join(part for part in (pair.strategy, pair.loop) if part): pair for pair in self.pairs}
-        return {name: pair.settings or pair.reason or "" for name, pair in named.items()}
-
-    @property
-    def key(self) -> str:
-        """What two comparisons have in common that would measure the same rows on as many cores."""
-        rows = [(pair.strategy, pair.loop, pair.settings and pair.settings.to_json()) for pair in self.pairs]
-        told = json.dumps([rows, usable_cores()], sort_keys=True)
-        return f"comparison-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+if TYPE_CHECKING:
+    from tasks.sweeps import Space
 
 
-def plan(
-    strategies: Sequence[str],
-    loops: Sequence[str],
-    recipe: str | None,
-    overrides: Mapping[str, Any],
-    prepared: PreparedDataset | None = None,
-) -> Plan:
-    """Return every pair with the same data, seed, epochs and global batch.
-
-    A batch size for each replica counts as the global one: with more replicas each takes less.
-
-    Args:
-        strategies: kinds; one that cannot be trained here is a pair with its reason.
-        loops: a loop that does not drive a strategy is left out, as long as another one does.
-        recipe: a name in recipes/ or a path, laid over params.yaml.
-        overrides: ``{"train.epochs": 3}``. ``strategy.devices`` goes to each strategy that has this key,
-            ``strategy.mirrored.devices`` to one.
-        prepared: the data, by which settings that nobody gives are chosen.
+def plan_of_sweep(space: "Space", parallel: int) -> SweepPlan:
+    """Return the plan that identifies a sweep.
 
     Raises:
-        UserError: unknown strategy, loop or key; settings that are wrong whatever the strategy; one row alone; or
-            nothing to train.
+        UserError: the space has its own metric, but no direction.
     """
-    kinds = _chosen("strategy", strategies, config.strategy_kinds())
-    loops = _chosen("loop", loops, LOOPS)
-    common, own = _split(overrides, kinds)
-    alone = {**common, "strategy.kind": "one_device", "train.loop": "fit"}
-    shared = config.load(recipe, alone, prepared=prepared)
-    base = shared.train
-    common = {key: value for key, value in common.items() if key.removeprefix("train.") not in config.BATCH_SIZES}
-    common["train.global_batch_size"] = base.global_batch_size or base.per_replica_batch_size
-    if "train.traced_steps" not in common and base.traced_steps is None:
-        common["train.traced_steps"] = TRACED_STEPS
-    pairs: list[Pair] = []
-    left_out = []
-    for kind in kinds:
-        offered = config.strategy_kinds()[kind].loops
-        only = f"its only loop is {' and '.join(offered)}"
-        driving = [loop for loop in loops if loop in offered]
-        if driving:
-            left_out += [f"{kind} with {loop}: {only}" for loop in loops if loop not in offered]
-        else:
-            pairs.append(Pair(kind, None, reason=f"{only}: give --loops {','.join([*loops, *offered])}"))
-        of_kind = {**common, **own[kind], "strategy.kind": kind}
-        pairs += [_pair(recipe, {**of_kind, "train.loop": loop}, prepared) for loop in driving]
-    if len(pairs) == 1:
-        others = ", ".join(kind for kind in config.strategy_kinds() if kind != pairs[0].strategy)
-        raise UserError(
-            f"--strategies {pairs[0].strategy} --loops {','.join(loops)} is one row, which is held against nothing: "
-            f"name another strategy ({others}) or another loop too, or train it alone with `stratagem run`"
-        )
-    planned = Plan(tuple(pairs), tuple(left_out), shared)
-    if not planned.trainable:
-        raise UserError(f"nothing can be compared here. {'; '.join(map(explain, pairs))}")
-    return planned
+    from tasks.sweeps import SAMPLER  # Optuna imports NumPy, which takes 0.3 s; other commands do without it.
 
-
-def explain(one: Pair | ComparisonRow) -> str:
-    """Return one line: which pair or row it is, and why it did not work."""
-    return f"{one.strategy}{f', {one.loop}' if one.loop else ''}: {one.reason}"
-
-
-def _chosen(what: str, names: Sequence[str], allowed: Mapping[str, object] | Sequence[str]) -> list[str]:
-    chosen = list(dict.fromkeys(name.strip() for name in names if name.strip()))
-    for name in chosen:
-        if name not in allowed:
-            raise UserError(one_of(what, name, allowed))
-    if not chosen:
-        raise UserError(f"no {what} is named: give one or more of {', '.join(allowed)}, with commas between them")
-    return chosen
-
-
-def _split(overrides: Mapping[str, Any], kinds: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the settings that all share, and those of each strategy.
-
-    Raises:
-        UserError: a key that belongs to an option of the command, or to none of the strategies.
-    """
-    common: dict[str, Any] = {}
-    own: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
-    # What is for one strategy comes after what is for all, however they were given.
-    for key, value in sorted(overrides.items(), key=lambda item: item[0].count(".")):
-        if key in ("strategy", "strategy.kind"):
-            raise UserError(f"--set {key}: a comparison takes its strategies from --strategies")
-        if key == "train.loop":
-            raise UserError("--set train.loop: a comparison takes its loops from --loops")
-        if not key.startswith("strategy."):
-            common[key] = value
-            continue
-        for kind, name in _receivers(key.removeprefix("strategy."), kinds):
-            own[kind][f"strategy.{name}"] = value
-    return common, own
-
-
-def _receivers(key: str, kinds: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each of the strategies that a key is meant for, with the key's own name."""
-    known = {kind: section.model_fields.keys() - {"kind"} for kind, section in config.strategy_kinds().items()}
-    first, _, rest = key.partition(".")
-    meant, name = ([first], rest) if first in known else (list(kinds), key)
-    if not set(meant) <= set(kinds):
-        raise UserError(f"--set strategy.{key}: {first} is not compared; --strategies has {', '.join(kinds)}")
-    found = [kind for kind in meant if name.partition(".")[0] in known[kind]]
-    if not found:
-        others = [kind for kind in known if name.partition(".")[0] in known[kind]]
-        if others and first not in known:
-            raise UserError(
-                f"--set strategy.{key}: none of {', '.join(kinds)} has this key; it belongs to {', '.join(others)}"
-            )
-        prefix = f"strategy.{first}." if first in known else "strategy."
-        allowed = [f"{prefix}{other}" for kind in meant for other in known[kind]]
-        raise UserError(one_of("key", f"strategy.{key}", dict.fromkeys(allowed)))
-    yield from ((kind, name) for kind in found)
-
-
-def _pair(recipe: str | None, values: Mapping[str, Any], prepared: PreparedDataset | None) -> Pair:
-    """Return one pair; what is wrong with its settings or its devices becomes its reason."""
-    kind, loop = values["strategy.kind"], values["train.loop"]
-    try:
-        settings = config.load(recipe, values, prepared=prepared)
-        _refuse_foreign_cluster(settings)
-        preconditions.check_devices(settings)
-    except UserError as error:
-        return Pair(kind, loop, reason=str(error))
-    return Pair(kind, loop, settings)
-
-
-def _refuse_foreign_cluster(settings: config.Settings) -> None:
-    # The cluster's other members would wait for a training that they were never told of, and so would this process.
-    if pipeline.in_foreign_cluster(settings):
-        raise UserError(
-            "a comparison starts its processes itself, and this cluster was started by someone else: give "
-            "--set strategy.launcher=local"
-        )
-
-
-def plan_of_sweep(space: sweeps.Space, parallel: int) -> SweepPlan:
-    """Return what makes a sweep the same one.
-
-    Raises:
-        UserError: nobody says which values of the metric are better.
-    """
     direction = space.file.direction
     if direction is None and ":" in space.metric:
         raise UserError(
-            f"{space.path}: metric = '{space.metric}' is your own: give `direction: lower` or `direction: higher`"
+            f"{space.path}: metric = '{space.metric}' is your own metric: set `direction: lower` or `direction: higher`"
         )
     lower = pipeline.lower_is_better(space.metric) if direction is None else direction == "lower"
     return SweepPlan(
@@ -212,5 +50,192 @@ def plan_of_sweep(space: sweeps.Space, parallel: int) -> SweepPlan:
         metric=space.metric,
         lower_is_better=lower,
         parallel=parallel,
-        sampler=sweeps.SAMPLER,
+        sampler=SAMPLER,
     )
+
+
+def of_run(
+    recipe: config.Recipe, overrides: Sequence[str], resumption: pipeline.Resumption, if_changed: bool = False
+) -> Plan:
+    """Return what `stratagem run` does.
+
+    Raises:
+        UserError: the settings are wrong, or this machine cannot train with them; the same as the command's.
+    """
+    settings = config.load(recipe, overrides)
+    preconditions.check_devices(settings)
+    planned = pipeline.plan_ahead(recipe, overrides, resumption, if_changed)
+    prepared = planned.prepared if planned is not None else None
+    stages = (*_data_stages(settings.dataset.name, prepared), *_run_stages(settings, planned))
+    return Plan(stages=stages, settings=_settings_of_run(recipe, overrides, prepared))
+
+
+def _settings_of_run(
+    recipe: config.Recipe, overrides: Sequence[str] | Mapping[str, Any], prepared: PreparedDataset | None
+) -> tuple[GivenSetting, ...]:
+    sources = config.sources_of(recipe, overrides, prepared)
+    flat = config.load(recipe, overrides, prepared=prepared).flat()
+    return tuple(_given(key, value, sources[key]) for key, value in flat.items())
+
+
+def _given(key: str, value: Any, source: str) -> GivenSetting:
+    return GivenSetting(key=key, value=None if source == config.LATER else value, source=source)
+
+
+def _data_stages(name: str, prepared: PreparedDataset | None) -> Iterator[PlannedStage]:
+    root = config.project_root()
+    if (root / "data" / name).is_dir() and dataset_folder.sources_of(name, root):
+        yield PlannedStage(stage="download", does="is skipped", why="its source is a file or folder of yours")
+    elif (root / "data" / name / "raw" / "manifest.json").exists():
+        yield PlannedStage(stage="download", does="is cached", why=f"data/{name}/raw exists and was verified")
+    else:
+        yield PlannedStage(stage="download", does="would run", why=f"data/{name}/raw does not exist")
+    yield _preparation(name, prepared)
+
+
+def _preparation(name: str, prepared: PreparedDataset | None) -> PlannedStage:
+    if prepared is not None:
+        return PlannedStage(stage="prepare", does="is cached", why="DVC finds it up to date")
+    place = f"data/{name}/prepared"
+    there = (config.project_root() / place / "manifest.json").exists()
+    why = f"{place} exists, but its sources have changed since" if there else f"{place} does not exist"
+    return PlannedStage(stage="prepare", does="would run", why=why)
+
+
+def _run_stages(settings: config.Settings, planned: pipeline.RunPlan | None) -> Iterator[PlannedStage]:
+    unchanged = planned.unchanged if planned is not None else None
+    resumed = planned.resumed if planned is not None else None
+    enabled = settings.register_.enabled
+    steps: tuple[tuple[str, type[Record], str], ...] = (
+        ("train", TrainingResult, _why_train(planned)),
+        ("evaluate", EvaluationResult, "each training is evaluated"),
+        ("register", RegisteredModel, f"register.enabled = {str(enabled).lower()}"),
+    )
+    for name, record, why in steps:
+        if unchanged is not None:
+            why = f"run {unchanged.run_id} has the same data, settings and code"
+            yield PlannedStage(stage=name, does="is skipped", why=why)
+        elif resumed is not None and pipeline.earlier_result(settings, resumed, record) is not None:
+            yield PlannedStage(stage=name, does="is done", why=f"run {resumed.run_id} has completed it")
+        elif name == "train" and resumed is not None:
+            yield PlannedStage(stage=name, does="would resume", why=why)
+        else:
+            left_out = name == "register" and not enabled
+            yield PlannedStage(stage=name, does="is skipped" if left_out else "would run", why=why)
+
+
+def _why_train(planned: pipeline.RunPlan | None) -> str:
+    if planned is None:
+        return "its data must be prepared first"
+    if planned.note is not None:
+        return planned.note
+    if planned.resumption.run is not None:
+        return f"--resume {planned.resumption.run}"
+    if planned.resumption.fresh:
+        return "--fresh"
+    if same := pipeline.unchanged(planned.settings, planned.prepared):
+        return f"run {same.run_id} already has this result: `stratagem run --if-changed` would not train"
+    return "no finished run has these settings, this data version and this code"
+
+
+def of_comparison(planned: ComparisonPlan, prepared: PreparedDataset | None, fresh: bool) -> Plan:
+    """Return what `stratagem compare` does; ``prepared`` is None if the data must be prepared first."""
+    planned = planned.on(prepared, fresh) if prepared is not None else planned
+    kept = set()
+    if planned.unfinished is not None:
+        kept = {(row.strategy, row.loop) for row in resume.load_progress(planned.unfinished).rows}
+    stages = list(_data_stages(planned.shared.dataset.name, prepared))
+    for pair in planned.pairs:
+        name = ", ".join(part for part in (pair.strategy, pair.loop) if part)
+        if pair.reason is not None:
+            stages.append(PlannedStage(stage=name, does="is skipped", why=pair.reason))
+        elif (pair.strategy, pair.loop) in kept:
+            why = "the unfinished comparison has measured it; --fresh starts a new one"
+            stages.append(PlannedStage(stage=name, does="would resume", why=why))
+        else:
+            unmeasured = "--fresh" if fresh else planned.note or "no unfinished comparison has measured it"
+            why = "its data must be prepared first" if prepared is None else unmeasured
+            stages.append(PlannedStage(stage=name, does="would run", why=why))
+    *_, recipe, given = planned.asked
+    common = {key: value for key, value in given.items() if not key.startswith("strategy.")}
+    # Only the settings that all rows share.
+    settings = [
+        one
+        for one in _settings_of_run(recipe, common, prepared)
+        if not one.key.startswith("strategy.") and one.key != "train.loop"
+    ]
+    return Plan(stages=tuple(stages), settings=tuple(settings))
+
+
+def of_sweep(space: "Space", parallel: int, trials: int, prepared: PreparedDataset | None, fresh: bool) -> Plan:
+    """Return what `stratagem sweep` does; ``prepared`` is None if the data must be prepared first.
+
+    Raises:
+        UserError: an unfinished sweep of this name has another plan.
+    """
+    from tasks import sweeps
+
+    settings, before = space.example, None
+    if prepared is None:
+        why = "its data must be prepared first"
+    elif fresh:
+        why = "--fresh"
+    else:
+        why = "no sweep of this space is unfinished"
+        before = sweeps.find_sweep(plan_of_sweep(space, parallel), settings, prepared)
+    if before is not None:
+        done = len(entries.children(before.run_id))
+        why = f"sweep {before.run_id} has started {done} of {trials} trials; --fresh starts a new one"
+    stages = (
+        *_data_stages(settings.dataset.name, prepared),
+        PlannedStage(stage="trials", does="would run" if before is None else "would resume", why=why),
+        PlannedStage(stage="final", does="would run", why="the best trial again, on all examples, then the gate"),
+    )
+    sources = config.sources_of(space.file.recipe, space.fixed, prepared)
+    given = []
+    for key, value in settings.flat().items():
+        if key in space.parameters:
+            value = str(space.file.model_dump()["space"][key])
+            source = f"{space.path.name}: each trial takes one of these"
+        else:
+            source = space.path.name if sources[key] == "--set" else sources[key]
+        given.append(_given(key, value, source))
+    return Plan(stages=stages, settings=tuple(given))
+
+
+def of_addition(source: str, name: str | None, values: Mapping[str, Any]) -> Plan:
+    """Return what `stratagem data add` does; reads a table to guess the kinds of its columns.
+
+    Raises:
+        UserError: as ``dvc_data.add``.
+    """
+    described, guessed = dvc_data.describe(source, name, values)
+    for line in guessed:
+        print(printable(line, keep="\n"), file=sys.stderr)
+    if isinstance(described, config.Settings):
+        given = described.dataset.model_dump(mode="json")
+        texts = [f"dataset.{key}={value}" for key, value in given.items() if value is not None]
+        prepared = dvc_data.load_up_to_date(described.dataset.name)
+        stages = tuple(_data_stages(described.dataset.name, prepared))
+        return Plan(stages=stages, settings=_settings_of_run(None, texts, prepared))
+    there = dataset_folder.is_there(described, config.project_root())
+    folder = PlannedStage(
+        stage="folder",
+        does="is done" if there else "would run",
+        why=f"data/{described.name} "
+        + ("is this dataset" if there else "with params.yaml and dvc.yaml does not exist"),
+    )
+    preparation = _preparation(described.name, dvc_data.load_up_to_date(described.name) if there else None)
+    return Plan(stages=(folder, preparation), settings=tuple(_sources_of_description(described, values)))
+
+
+def _sources_of_description(described: config.LocalDescription, values: Mapping[str, Any]) -> Iterator[GivenSetting]:
+    for key, value in described.model_dump(mode="json").items():
+        if key in values:
+            source = "--target" if key == "target" and not isinstance(values[key], dict) else "--set"
+        elif key in ("kind", "name", "source"):
+            source = "SOURCE"
+        else:
+            usual = type(described).model_fields[key].get_default(call_default_factory=True)
+            source = "default rule" if getattr(described, key) == usual else "SOURCE"
+        yield GivenSetting(key=f"dataset.{key}", value=value, source=source)

@@ -1,37 +1,39 @@
-"""The stages as Prefect tasks: when, again, and under which name. What they do is in tasks/.
+"""The stages as Prefect tasks, with their names and retries; tasks/ implements the stages.
 
-None has a time-out: how long one may take grows with the dataset and the epochs, and what waits for another program
-(a download, DVC's lock, MLflow's store) has a limit of its own. Only the download is tried again. None has a tag: for
-a task with tags Prefect asks its server before it lets it begin, and a run must not need that server to go on.
+No task has a timeout: its duration grows with the dataset and the epochs, and each wait for another program (a
+download, DVC's lock, MLflow's store) has its own limit. Only the download is retried. No task has a tag: Prefect asks
+its server before it starts a task with tags, and a run must be able to continue without that server.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Concatenate, ParamSpec, TypeVar
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import TaskRun
+from prefect.logging import get_run_logger
 
 from flows.operate import notifications
-from flows.training_log import epochs_logged
+from tasks import config
 from tasks.config import Settings
 from tasks.operations import dvc_data, pipeline
 from tasks.process import client, stages
-from tasks.process.stages import Stage
-from tasks.records import PreparedDataset, Run, TrainingResult
+from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
+from tasks.runs.listing import describe
 from tasks.system.errors import DownloadError
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 DATASET = "on {settings.dataset.name}"
 STRATEGY = DATASET + ", {settings.strategy.kind}"
 LOOP = STRATEGY + " {settings.train.loop}"
+LOOK_SECONDS = 1.0
+Logger = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 
 async def _download_broke_off(task: Task[..., object], task_run: TaskRun, state: State[object]) -> bool:
-    """Only the network is worth another try: a wrong name or a damaged archive stays what it is."""
+    """Return whether the download broke off: a wrong name or a damaged archive would fail again."""
     error = await state.aresult(raise_on_failure=False)
     return isinstance(error, DownloadError)
 
@@ -53,47 +55,68 @@ def data(settings: Settings) -> PreparedDataset:
 @task(name="train", task_run_name="train {settings.model.name} " + LOOP, cache_policy=NO_CACHE)
 def train(settings: Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
     """Train under the strategy."""
-    with epochs_logged(run, settings.train.epochs):
+    with epochs_logged(run):
         try:
             return client.train(settings, prepared, run)
-        finally:  # Also of one that fails in the end.
-            notifications.tell_restarts(run, client.restarts())
+        finally:  # Also if the training fails.
+            for reason in client.restarts():
+                notifications.tell("restart", f"{run.name}: its workers restarted", reason)
 
 
-def _as_task(function: Callable[P, R], name: str, run_name: str) -> Task[P, R]:
-    return Task(function, name=name, task_run_name=run_name, cache_policy=NO_CACHE)
+@task(name="evaluate", task_run_name="evaluate {settings.evaluate.checkpoint} " + LOOP, cache_policy=NO_CACHE)
+def evaluate(settings: Settings, prepared: PreparedDataset, training: TrainingResult, run: Run) -> EvaluationResult:
+    """Evaluate a checkpoint on the test split."""
+    return client.evaluate(settings, prepared, training, run)
 
 
-def _of_stage(stage: Stage[P, R], name: str, run_name: str) -> Task[Concatenate[Settings, P], R]:
-    """Return a task that has the stage process run a stage; a name finds the arguments of the stage in ``given``."""
-
-    def call(settings: Settings, *unnamed: P.args, **given: P.kwargs) -> R:
-        return stage(settings, *unnamed, **given)
-
-    return _as_task(call, name, run_name)
-
-
-start_or_resume = _as_task(pipeline.start_or_resume, "start_or_resume", "start or resume run " + LOOP)
-start_run = _of_stage(stages.start_run, "start_run", "start run " + LOOP)
-start_or_resume_comparison = _as_task(
-    pipeline.start_or_resume_comparison, "start_comparison", "start or resume comparison " + DATASET
-)
-evaluate = _as_task(client.evaluate, "evaluate", "evaluate {settings.evaluate.checkpoint} " + LOOP)
-register = _of_stage(stages.register, "register", "register {settings.model.name} " + STRATEGY)
-start_sweep = _of_stage(stages.start_sweep, "start_sweep", "start sweep {given[name]} " + DATASET)
-resume_sweep = _of_stage(stages.resume_parent, "resume_sweep", "resume sweep {given[run].name}")
-report_comparison = _of_stage(stages.report_comparison, "report", "report {given[run].name}")
-report_sweep = _of_stage(stages.report_sweep, "report", "report {given[run].name}")
-end_run = _as_task(client.end_run, "end_run", "end run {run.name}, {status}")
-end_failed = _as_task(pipeline.end_failed, "end_failed", "end failed run {run.name}")
+@task(name="register", task_run_name="register {settings.model.name} " + STRATEGY, cache_policy=NO_CACHE)
+def register(
+    settings: Settings, prepared: PreparedDataset, training: TrainingResult, evaluation: EvaluationResult, run: Run
+) -> RegisteredModel:
+    """Apply the gate, and register the model."""
+    return stages.register(settings, prepared=prepared, training=training, evaluation=evaluation, run=run)
 
 
-@contextmanager
+@contextlib.contextmanager
 def finishing(settings: Settings, run: Run) -> Iterator[None]:
-    """End the MLflow run as the block ends: the one place that does."""
+    """End the MLflow run when the block ends; no other place does."""
     try:
         yield
     except BaseException as error:
-        end_failed(settings, run, error)
+        pipeline.end_failed(settings, run, error)
         raise
-    end_run(settings, run, "FINISHED")
+    client.end_run(settings, run, "FINISHED")
+
+
+@contextlib.contextmanager
+def epochs_logged(run: Run, look_seconds: float = LOOK_SECONDS) -> Iterator[None]:
+    """Within the block, write a line for each epoch of a run's training to Prefect's log of this task.
+
+    The lines come from the metrics file of the stage process, so the log is the same wherever the stage runs.
+    """
+    path = config.project_root() / run.folder / "metrics.jsonl"
+    logger: Logger = get_run_logger()
+    ended = threading.Event()
+    begin = len(_lines(path))  # The log of an earlier flow run has the epochs of its process.
+
+    def follow() -> None:
+        seen, has_ended = begin, False
+        while not has_ended:
+            has_ended = ended.wait(look_seconds)
+            for line in _lines(path)[seen:]:
+                seen += 1
+                if epoch := describe(line):
+                    logger.info(epoch[1])
+
+    thread = threading.Thread(target=follow, name="training-log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _lines(path: Path) -> list[bytes]:
+    """Return the complete lines of a file; none if it does not exist."""
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []

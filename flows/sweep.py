@@ -1,25 +1,41 @@
-"""The sweep flow: trials out of a space, the best one trained again on all examples, and the gate."""
+"""The sweep flow: trains trials from a space, trains the best one again on all examples, and applies the gate.
 
+Trials train in parallel batches, each in its own stage process. The settings of a whole batch are chosen before it
+starts, and it ends before the next one starts. So a trial's settings do not depend on the speed of other trials, and a
+sweep that was killed continues with the trials that it would have had.
+"""
+
+import contextvars
+import math
+import shutil
 import sys
+import textwrap
 import time
-from pathlib import Path
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from threading import Event
 from typing import Annotated
 
-from prefect import flow
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from flows import reporting, stages, training, trials
-from flows.operate import deployed, reconciliation
+from flows import reporting, stages, training
+from flows.operate import deployed
 from flows.plan import plan_of_sweep
-from tasks import config, runs, sweeps
+from tasks import config, records, sweeps
 from tasks.operations import dvc_data, pipeline, preconditions
 from tasks.process import client
-from tasks.process.environment import keep_private
-from tasks.records import PreparedDataset, Run, RunSummary, Sweep, SweepPlan, Trial
-from tasks.system import clock
-from tasks.system.errors import StratagemError
+from tasks.process import stages as processes
+from tasks.records import Limits, PreparedDataset, Run, Sweep, SweepPlan, TrainingResult, Trial
+from tasks.reports.sweep import short_names, sweep_outcome, text_of
+from tasks.runs import locks, outcome
+from tasks.system.errors import Interrupted, StratagemError, UserError
+
+ASK_AGAIN_SECONDS = 10.0
+INDENT = " " * 11
 
 
 def _flow_run_name() -> str:
@@ -33,74 +49,66 @@ def sweep(
     parallel: Annotated[int, Field(ge=1, le=64)] = 1,
     fresh: bool = False,
 ) -> Sweep:
-    """Try settings out of a space, train the best again on all examples, and register it if the gate lets it.
+    """Try settings from a space, train the best again on all examples, and register that model if it passes the gate.
 
-    The same sweep goes on where it was killed, or with more trials.
+    The same sweep continues if it was killed, or gets more trials.
 
     Args:
         space: a name in recipes/sweeps/, or the path of a YAML file.
-        trials: how many, with those of an earlier start.
-        parallel: so many train side by side, each in a process of its own.
-        fresh: begin a new sweep in any case.
+        trials: number of trials, including those of an unfinished sweep.
+        parallel: number of trials that train at the same time, each in its own process.
+        fresh: start a new sweep even if one of this name is unfinished.
     """
-    keep_private()
-    root = config.project_root()
-    deployed.check_file("space", space, sweeps.spaces(root), root / "recipes" / "sweeps")
-    found = sweeps.load(space)
-    sweeps.refuse_foreign_cluster(found, pipeline.in_foreign_cluster(found.example))
-    preconditions.check_devices(found.example)
-    reconciliation.end_crashed_flow_runs()
-    return reporting.reported(lambda: _locked(space, trials, parallel, fresh))
 
+    def run() -> Sweep:
+        root = config.project_root()
+        deployed.check_file("space", space, sweeps.spaces(root), root / "recipes" / "sweeps")
+        found = sweeps.load(space)
+        preconditions.check_devices(found.example)
+        with locks.lock(sweeps.key_of(found), f"the sweep {found.name}", flow_run.id) as run_lock:
+            client.start_processes(
+                found.example, with_cluster=False
+            )  # Imports its framework while DVC looks at the data.
+            prepared = stages.data(found.example)
+            fitted = sweeps.load(space, prepared)
+            dvc_data.tell_choices(fitted.file.recipe, fitted.example, prepared)
+            return _sweep(fitted, plan_of_sweep(fitted, parallel), trials, prepared, run_lock, fresh)
 
-def _locked(name: str, number: int, parallel: int, fresh: bool) -> Sweep:
-    space = sweeps.load(name)
-    with runs.lock(sweeps.key_of(space), f"the sweep {space.name}", flow_run.id) as run_lock:
-        client.start_processes(space.example, with_cluster=False)  # Imports its framework while DVC looks at the data.
-        prepared = stages.data(space.example)
-        space = sweeps.load(name, prepared)
-        dvc_data.tell_choices(space.file.recipe, space.example, prepared)
-        plan = plan_of_sweep(space, parallel)
-        return _sweep(space, plan, number, prepared, run_lock, fresh)
+    return reporting.reported(run)
 
 
 def _sweep(
-    space: sweeps.Space, plan: SweepPlan, number: int, prepared: PreparedDataset, run_lock: runs.RunLock, fresh: bool
+    space: sweeps.Space, plan: SweepPlan, number: int, prepared: PreparedDataset, run_lock: locks.RunLock, fresh: bool
 ) -> Sweep:
     began, settings = time.perf_counter(), space.example
     earlier = None if fresh else sweeps.find_sweep(plan, settings, prepared)
     if earlier is None:
         swept = list(space.parameters)
-        run = stages.start_sweep(
+        run = processes.start_sweep(
             settings, prepared=prepared, key=run_lock.holder.key, name=space.name, swept=swept, flow_run_id=flow_run.id
         )
         sweeps.save_plan(run, plan)
     else:
-        run = stages.resume_sweep(settings, prepared=prepared, run=earlier, flow_run_id=flow_run.id)
-        print(f"going on with sweep {run.run_id}; --fresh begins a new one", file=sys.stderr)
+        run = processes.resume_parent(settings, prepared=prepared, run=earlier, flow_run_id=flow_run.id)
+        print(f"continuing sweep {run.run_id}; --fresh starts a new one", file=sys.stderr)
     run_lock.note(run_id=run.run_id)
     folder = config.project_root() / run.folder
     with stages.finishing(settings, run):
         with sweeps.Trials(folder, space.parameters, plan.lower_is_better) as kept:
-            trials.train_all(trials.Search(space, plan, prepared, run, Event()), kept, number)
+            train_all(Search(space, plan, prepared, run, Event()), kept, number)
             done = kept.all()
         result = summarise(space, plan, run, prepared, done, time.perf_counter() - began)
-        stages.report_sweep(settings, run=run, sweep=result)
+        processes.report_sweep(settings, run=run, sweep=result)
         if result.best is None:
             reasons = dict.fromkeys(one.reason or "" for one in done)
-            raise StratagemError(f"no trial was trained to its end. {'; '.join(list(reasons)[:3])}")
-        final = _train_on_all(space, result)
+            raise StratagemError(f"no trial finished. {'; '.join(list(reasons)[:3])}")
+        # An ordinary run: it continues if it was killed, and trains nothing if it has finished.
+        print(f"training trial {result.best} again on the training and validation examples", file=sys.stderr)
+        final = training.run_pipeline(space.file.recipe, result.best_settings, True, pipeline.Resumption())
         result = result.model_copy(update={"final": final, "seconds": round(time.perf_counter() - began, 3)})
-        stages.report_sweep(settings, run=run, sweep=result)
-        reporting.publish(result_page(result), key="sweep", description=run.name)
+        processes.report_sweep(settings, run=run, sweep=result)
+        reporting.publish(sweep_outcome(result), key="sweep", description=run.name)
     return result
-
-
-def _train_on_all(space: sweeps.Space, result: Sweep) -> RunSummary:
-    """Train the best trial's settings on all examples, evaluate and register: an ordinary run, which goes on where it
-    was killed, and is not done again where it is there."""
-    print(f"trial {result.best} again, on training and validation examples together", file=sys.stderr)
-    return training.run_pipeline(space.file.recipe, result.best_settings, True, pipeline.Resumption())
 
 
 def summarise(
@@ -125,21 +133,183 @@ def summarise(
         importance=sweeps.importance(space.parameters, done, plan.lower_is_better),
         best_settings=final,
         seconds=round(seconds, 3),
-        finished_at=clock.now(),
+        finished_at=records.now(),
     )
 
 
-def result_page(result: Sweep) -> str:
-    """Return the result as Markdown, for Prefect's page of the flow run."""
-    best = next(one for one in result.trials if one.number == result.best)
-    rows = {
-        "Best": f"trial {best.number} of {len(result.trials)}: {result.plan.metric} {best.value:.4f}",
-        **{key: f"`{value}`" for key, value in best.params.items()},
-    }
-    if (final := result.final) is not None:
-        rows |= {name: f"{value:.4f}" for name, value in final.metrics.items()}
-        rows["Model"] = f"`{final.model_version or final.model_uri}`"
-        rows |= {"Champion": final.judgement.told} if final.judgement else {}
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    page = Path(result.folder) / "sweep.html"
-    return f"# Sweep {result.plan.name}\n\n| | |\n|---|---|\n{table}\n\nThe page of it: `{page}`\n"
+@dataclass(frozen=True)
+class Search:
+    """What all trials of a sweep share."""
+
+    space: sweeps.Space
+    plan: SweepPlan
+    prepared: PreparedDataset
+    parent: Run
+    stopped: Event
+    """Set when no further stage may start."""
+
+    def limits(self, before: Sequence[Trial], one: Trial) -> Limits:
+        """Return the limits that a trial must reach, from the trials of earlier batches."""
+        try:
+            epochs = self.space.settings(one.params).train.epochs
+        except UserError:  # The trial itself says so.
+            epochs = 1
+        earlier = [other.values for other in before if other.same_as is None]
+        plan = self.plan
+        return sweeps.limits(self.space.pruner, one.number, epochs, earlier, plan.metric, plan.lower_is_better)
+
+    def check_going_on(self) -> None:
+        """
+        Raises:
+            Interrupted: the sweep was stopped.
+        """
+        if self.stopped.is_set():
+            raise Interrupted("the sweep was stopped")
+
+
+def train_all(search: Search, trials: sweeps.Trials, number: int) -> None:
+    """Train until ``trials`` holds ``number`` trials, including those of an earlier start.
+
+    Raises:
+        Interrupted: the sweep was stopped; the same command resumes the trials that were training.
+        UserError: another process trains one of the trials.
+    """
+    parallel = search.plan.parallel
+    # Each thread keeps its stage process from trial to trial.
+    with ThreadPoolExecutor(parallel, thread_name_prefix="trial") as workers:
+        while (batch := sweeps.next_batch(known := trials.all(), number, parallel)) is not None:
+            while len(known) < batch.stop:
+                params = sweeps.next_params(search.space, known, batch.start, search.plan.lower_is_better)
+                known.append(trials.begin(params))
+            _train_batch(search, trials, known[: batch.start], known[batch.start :], workers)
+    client.stop_other_threads()
+
+
+def _train_batch(
+    search: Search,
+    trials: sweeps.Trials,
+    before: Sequence[Trial],
+    batch: Sequence[Trial],
+    workers: ThreadPoolExecutor,
+) -> None:
+    """Train the trials of a batch that have not ended, and write each when it ends."""
+    done = {one.number: one for one in [*before, *batch] if one.state != "running"}
+    copies: list[tuple[Trial, int]] = []
+    todo: list[tuple[Trial, Limits]] = []
+    for one in batch:
+        if one.number in done:
+            continue
+        same = next((other.number for other in [*before, *batch] if other.params == one.params), one.number)
+        if same < one.number:
+            copies.append((one, same))
+        else:
+            todo.append((one, search.limits(before, one)))
+
+    def keep(ended: Trial) -> None:
+        trials.end(ended)
+        done[ended.number] = ended
+        tell(search, ended, list(done.values()))
+
+    running = {workers.submit(contextvars.copy_context().run, trial, search, one, limits) for one, limits in todo}
+    try:
+        while running:
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in ended:
+                keep(future.result())
+    except BaseException:
+        search.stopped.set()
+        while running:  # Between two stages, nothing hears a signal.
+            client.interrupt_other_threads()
+            _, running = wait(running, ASK_AGAIN_SECONDS)
+        raise
+    for one, same in copies:
+        result = done[same].model_dump(include={"state", "value", "values", "reason"})
+        keep(one.model_copy(update={**result, "same_as": same}))
+
+
+@task(name="trial", task_run_name="trial {one.number}", cache_policy=NO_CACHE)
+def trial(search: Search, one: Trial, limits: Limits) -> Trial:
+    """Train or resume one trial, to its end or its limits, and return its result.
+
+    Raises:
+        Interrupted: the sweep was stopped.
+        UserError: another process trains this trial.
+    """
+    began = time.perf_counter()
+    try:
+        settings = search.space.settings(one.params)
+    except UserError as error:
+        return one.model_copy(update={"state": "failed", "reason": str(error)})
+    key = f"{search.parent.key}-{one.number}"
+    with locks.lock(key, f"trial {one.number} of {search.plan.name}", search.parent.flow_run_id):
+        run = sweeps.run_of(search.parent, settings)
+        try:
+            search.check_going_on()
+            if run is None:
+                run = processes.start_trial(
+                    settings, prepared=search.prepared, run=search.parent, number=one.number, limits=limits
+                )
+            else:
+                run = processes.resume_trial(
+                    settings, prepared=search.prepared, run=run, limits=limits, flow_run_id=search.parent.flow_run_id
+                )
+            search.check_going_on()
+            trained = outcome.load(run, TrainingResult)
+            if trained is None:
+                with stages.epochs_logged(run):
+                    trained = client.train(settings, search.prepared, run)
+        except Exception as error:
+            if isinstance(error, Interrupted) or not isinstance(error, StratagemError):
+                # The run may have started without this process receiving its id.
+                begun = run or sweeps.run_of(search.parent, settings)
+                if begun is not None:
+                    pipeline.end_failed(settings, begun, error)
+                raise
+            failed = {"state": "failed", "reason": " ".join(str(error).split()), "run_id": run and run.run_id}
+            ended = one.model_copy(update={**failed, "seconds": _since(began)})
+        else:
+            ended = judged(one, search, run, trained, began)
+        if run is not None:
+            client.end_trial(settings, run, ended)
+        client.give_places_up(settings)  # Another trial of the batch may wait for them.
+    return ended
+
+
+def judged(one: Trial, search: Search, run: Run, trained: TrainingResult, began: float) -> Trial:
+    """Return a trial with the result of its training: the value after its last epoch, or the best value if the settings
+    evaluate the best checkpoint."""
+    values = trained.history[search.plan.metric]
+    if wrong := [epoch for epoch, value in enumerate(values, 1) if not math.isfinite(value)]:
+        why = f"{search.plan.metric} was not a finite number after epoch {wrong[0]}"
+        return one.model_copy(update={"state": "failed", "reason": why, "run_id": run.run_id, "seconds": _since(began)})
+    limits = outcome.load(run, Limits)
+    missed = limits.missed(values) if limits is not None else None
+    better = min if search.plan.lower_is_better else max
+    value = better(values) if search.space.settings(one.params).evaluate.checkpoint == "best" else values[-1]
+    found = {"state": "complete", "value": value, "values": values, "run_id": run.run_id, "seconds": _since(began)}
+    if missed is not None and limits is not None:
+        why = (
+            f"{Trial.pruned_because} {missed}: {search.plan.metric} {values[missed - 1]:.4f}, and the limit from "
+            f"earlier trials was {limits.by_epoch[missed]:.4f}"
+        )
+        found |= {"state": "pruned", "value": values[-1], "reason": why}
+    return one.model_copy(update=found)
+
+
+def _since(began: float) -> float:
+    return round(time.perf_counter() - began, 3)
+
+
+def tell(search: Search, ended: Trial, done: Sequence[Trial]) -> None:
+    """Print a line for a trial that has ended, with the best so far."""
+    best = sweeps.best_of(done, search.plan.lower_is_better)
+    how = f"as trial {ended.same_as}" if ended.same_as is not None else ended.state
+    value = "-" if ended.value is None else f"{ended.value:.4f}"
+    so_far = "" if best is None else f"  best {best.value:.4f}, trial {best.number}"
+    print(f"trial {ended.number:>3}  {how:<9} {value}{so_far}", file=sys.stderr)
+    names = short_names(list(ended.params))
+    shown = ", ".join(f"{name} {text_of(one)}" for name, one in zip(names, ended.params.values(), strict=True))
+    more = [ended.reason or ""] if ended.state == "failed" else []
+    width = shutil.get_terminal_size().columns
+    for text in [shown, *more]:
+        print(textwrap.fill(text, width, initial_indent=INDENT, subsequent_indent=INDENT), file=sys.stderr, flush=True)

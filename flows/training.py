@@ -1,29 +1,36 @@
 """The training flow: data -> train -> evaluate -> register."""
 
+import json
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import WithJsonSchema
 
 from flows import reporting, stages
-from flows.operate import deployed, notifications, reconciliation
-from tasks import config, records, runs
-from tasks.operations import data_folders, dvc_data, pipeline, preconditions
+from flows.operate import deployed, notifications
+from tasks import config, records
+from tasks.data import quality_report
+from tasks.operations import dvc_data, pipeline, preconditions
 from tasks.process import client
-from tasks.process.environment import keep_private
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, RunSummary, TrainingResult
-from tasks.system.clock import now, span
+from tasks.reports.blocks import ReportSection, as_markdown, facts
+from tasks.reports.tables import summary_rows
+from tasks.runs import outcome
+from tasks.runs.locks import describe, key_of_asked, lock, lock_run
+from tasks.system import files
 from tasks.system.errors import UserError
 
 NO_OVERRIDES = config.Overrides({})
-# What a summary has of the training's record.
+# The fields that a summary copies from the training's record.
 TRAINING_FIELDS = {"strategy", "loop", "num_replicas", "epochs", "steps", "examples_per_second", "weights_digest"}
-Recipe = Annotated[str | None, WithJsonSchema(config.recipe_schema())]
+Recipe = Annotated[str | list[str] | None, WithJsonSchema(config.recipe_schema())]
 
 
 def _given(overrides: Any) -> dict[str, Any]:
@@ -47,45 +54,55 @@ def training(
     allow_changes: bool = False,
     fresh: bool = False,
 ) -> RunSummary:
-    """Train, evaluate and register one model. An unfinished run of the same is resumed.
+    """Train, evaluate and register one model. An unfinished run with the same settings, data and code continues.
 
     Args:
-        recipe: a name in recipes/, laid over params.yaml.
-        overrides: single settings, laid over both: {"train.epochs": 3} or {"train": {"epochs": 3}}.
-        if_changed: train nothing when the last finished run had the same data, settings and code; return that run.
+        recipe: a name in recipes/, which overrides params.yaml; or several, each overriding those before it.
+        overrides: single settings, which override both: {"train.epochs": 3} or {"train": {"epochs": 3}}.
+        if_changed: train nothing if a finished run has the same data, settings and code; return the newest such run.
         resume: the id of the run to resume, or "latest".
-        allow_changes: resume it even where settings or data make it another training.
-        fresh: start a new run in any case.
+        allow_changes: resume the run even if settings or data differ.
+        fresh: start a new run even if the same one is unfinished.
     """
-    keep_private()
-    deployed.check_recipe(recipe)
-    given = _given(overrides)
-    deployed.check_named(config.load(recipe, given), recipe)
-    reconciliation.end_crashed_flow_runs()
-    resumption = pipeline.Resumption(resume, allow_changes, fresh)
-    return reporting.reported(lambda: run_pipeline(recipe, given, if_changed, resumption))
+
+    def run() -> RunSummary:
+        deployed.check_recipe(recipe)
+        given = _given(overrides)
+        deployed.check_named(config.load(recipe, given), recipe)
+        start_up = time.time() - psutil.Process().create_time()
+        resumption = pipeline.Resumption(resume, allow_changes, fresh)
+        return run_pipeline(recipe, given, if_changed, resumption, start_up)
+
+    return reporting.reported(run)
 
 
 def run_pipeline(
-    recipe: str | None, overrides: Mapping[str, Any], if_changed: bool, resumption: pipeline.Resumption
+    recipe: config.Recipe,
+    overrides: Mapping[str, Any],
+    if_changed: bool,
+    resumption: pipeline.Resumption,
+    start_up: float = 0.0,
 ) -> RunSummary:
-    """Do what the flow does, inside it or another one."""
+    """Run the stages, inside this flow or another one; ``start_up`` are the seconds since this process began for it."""
     asked = config.load(recipe, overrides)
     preconditions.check_remote(asked, resumption.run)
     with ExitStack() as locks:
-        clock = Clock()
-        with runs.lock(runs.key_of_asked(asked), runs.describe(asked), flow_run.id):
+        clock = Clock(start_up)
+        with lock(key_of_asked(asked), describe(asked), flow_run.id):
             if not if_changed:
                 client.start_processes(asked)  # Imports its framework while DVC looks at the data.
             with clock.measure("data"):
                 prepared = stages.data(asked)
             settings = dvc_data.choose_settings(recipe, overrides, prepared)
-            run_lock = locks.enter_context(runs.lock_run(settings, resumption.run, flow_run.id))
-        if notifications.addresses() and (quality := data_folders.quality(prepared.name)):
+            run_lock = locks.enter_context(lock_run(settings, resumption.run, flow_run.id))
+        data_folder = config.project_root() / "data" / prepared.name
+        if notifications.addresses() and (quality := quality_report.load(prepared, data_folder)):
             notifications.tell_drift(prepared, quality)
-        if if_changed and (same := pipeline.unchanged(settings, prepared)):
-            return same
-        run = stages.start_or_resume(settings, prepared, run_lock, resumption, flow_run.id)
+        planned = pipeline.plan(settings, prepared, resumption, if_changed)
+        if planned.unchanged is not None:
+            return planned.unchanged
+        run = pipeline.start_or_resume(planned, run_lock, flow_run.id)
+        locks.enter_context(clock.kept(config.project_root() / run.folder / "records" / "seconds.json"))
         with stages.finishing(settings, run):
             with clock.measure("train"):
                 trained = pipeline.earlier_result(settings, run, TrainingResult)
@@ -94,36 +111,63 @@ def run_pipeline(
                 evaluated = pipeline.earlier_result(settings, run, EvaluationResult)
                 evaluated = evaluated or stages.evaluate(settings, prepared, trained, run)
             with clock.measure("register"):
-                registered = runs.load_result(run, RegisteredModel)
+                registered = outcome.load(run, RegisteredModel)
                 registered = registered or stages.register(
                     settings, prepared=prepared, training=trained, evaluation=evaluated, run=run
                 )
             with clock.measure("report"):
                 client.write_report(settings, run, clock.read())
             summary = summarise(prepared, run, trained, evaluated, registered, clock)
-            records.save(summary, config.project_root() / run.folder / "summary.json")
+            outcome.save(run, summary)
         notifications.tell_result(summary, run.name)
-        reporting.publish_report(config.project_root() / run.folder, run.run_id)
-        reporting.publish(result_page(summary, run, trained), key="result", description=f"{run.name}: the result")
+        rows = summary_rows(summary, trained.restarts) | {
+            "git commit": f"{summary.git_commit}{' with changes' if summary.git_dirty else ''}",
+            "experiment": run.experiment,
+            "report": reporting.report_link(run) or f"{run.folder}/report/report.html",
+        }
+        page = as_markdown(run.name, [ReportSection("Result", [facts(rows)])])
+        reporting.publish(page, key="result", description=f"{run.name}: the result")
     return summary
 
 
 class Clock:
-    """Seconds by stage, and in all."""
+    """Measures the seconds of the start-up, of each stage, between the stages (such as starting processes), and in
+    total.
 
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
-        self._seconds: dict[str, float] = {}
+    A resumed run also counts its earlier parts, unless they were killed before they wrote their seconds.
+    """
+
+    def __init__(self, start_up: float = 0.0) -> None:
+        self._began = time.perf_counter() - start_up
+        self._seconds = defaultdict(float, {"start-up": start_up})
+
+    @contextmanager
+    def kept(self, path: Path) -> Iterator[None]:
+        """Start with the seconds of a run's earlier parts, and write all seconds when the block ends."""
+        if path.exists():
+            earlier = json.loads(path.read_text(encoding="utf-8"))
+            self._began -= earlier.pop("total")
+            del earlier["others"]
+            for stage, seconds in earlier.items():
+                self._seconds[stage] += seconds
+        try:
+            yield
+        finally:
+            with files.replacing(path) as temporary:
+                temporary.write_text(json.dumps(self.read()), encoding="utf-8")
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
         began = time.perf_counter()
-        with span("flow", stage):
+        try:
             yield
-        self._seconds[stage] = round(time.perf_counter() - began, 3)
+        finally:
+            self._seconds[stage] += time.perf_counter() - began
 
     def read(self) -> dict[str, float]:
-        return {**self._seconds, "total": round(time.perf_counter() - self._began, 3)}
+        total = time.perf_counter() - self._began
+        parts = {**self._seconds, "others": total - sum(self._seconds.values()), "total": total}
+        return {name: round(seconds, 3) for name, seconds in parts.items()}
 
 
 def summarise(
@@ -146,24 +190,5 @@ def summarise(
         **registered.model_dump(include={"model_uri", "aliases", "reason", "notes", "judgement"}),
         model_version=registered.model_version and f"{registered.model_name}/{registered.model_version}",
         seconds=clock.read(),
-        finished_at=now(),
+        finished_at=records.now(),
     )
-
-
-def result_page(summary: RunSummary, run: Run, trained: TrainingResult) -> str:
-    """Return the result as Markdown, for Prefect's page of the flow run."""
-    rows = {
-        "Dataset": f"{summary.dataset}, data version `{summary.data_version}`",
-        "Strategy": f"{summary.strategy}, loop {summary.loop}, {summary.num_replicas} replica(s)",
-        "Training": f"{summary.epochs} epochs, {summary.steps} steps",
-        **{f"Restart {number}": reason for number, reason in enumerate(trained.restarts, start=1)},
-        **{name: f"{value:.4f}" for name, value in summary.metrics.items()},
-        "Checkpoint": f"`{summary.checkpoint}`",
-        "Model": f"`{summary.model_version or summary.model_uri}` {' '.join(f'@{alias}' for alias in summary.aliases)}",
-        **({"Champion": summary.judgement.told} if summary.judgement else {}),
-        "MLflow run": f"`{summary.run_id}` in experiment `{run.experiment}`",
-        "Git commit": f"`{summary.git_commit}`{' with changes' if summary.git_dirty else ''}",
-    }
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    pictures = f"The report, and its pictures: `{Path(run.folder) / 'report' / 'report.html'}`"
-    return f"# {run.name}\n\n| | |\n|---|---|\n{table}\n\n{pictures}\n"

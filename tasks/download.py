@@ -1,61 +1,59 @@
-"""download: a dataset's name -> a TFDS dataset in data/<name>/raw, made from archives that were hashed before use."""
+"""download: creates a TFDS dataset in data/<name>/raw from archives whose hashes it verifies before use."""
 
 import contextlib
 import io
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
+from urllib.parse import urlparse
 
 import requests
 import tensorflow_datasets as tfds
-from filelock import FileLock
 
 from tasks import config, records
 from tasks.data import builders, dataset_folder
-from tasks.records import DatasetManifest, SourceFile
-from tasks.records.record import load_or_none
-from tasks.system import errors, files, network, upstream
-from tasks.system.errors import UserError
+from tasks.records import DatasetManifest, SourceFile, load_or_none
+from tasks.system import errors, files, upstream
+from tasks.system.errors import UserError, listed
 
 checksums, resource, tree, NonMatchingChecksumError = upstream.archive_modules()
 upstream.serialize_the_same_everywhere()
 
 
 def download(dataset: config.Dataset) -> DatasetManifest:
-    """Download, verify and prepare a TFDS dataset in data/<name>/raw, or find that this is done.
+    """Download, verify and prepare a TFDS dataset in data/<name>/raw, unless this is already done.
 
-    An archive comes from TFDS' cache in raw/downloads, else from ``dataset.downloads``, else from its URL; it must have
-    the size and sha256 that TFDS registers. Two calls at once are safe: the second waits for the first.
+    An archive comes from ``dataset.downloads``, else from TFDS' cache in raw/downloads, else from its URL; it must have
+    the size and sha256 that TFDS registers.
 
     Returns:
-        The manifest, which is also in raw/manifest.json: written last, and the same on every machine.
+        The manifest, which is also in raw/manifest.json: written last, and equal on all machines.
 
     Raises:
         UserError: unknown dataset, damaged archive, no network, or a folder that cannot be written.
-        DownloadError: a download broke off; another try may succeed.
+        DownloadError: a download was interrupted; another attempt may succeed.
     """
     root = config.project_root()
     folder = root / "data" / dataset.name
     raw = folder / "raw"
     import tensorflow as tf  # Not above: what is refused early needs none of it.
 
-    # Before anything is written: a wrong name or version leaves nothing behind.
+    # Before any write, so that a wrong name or version leaves no files.
     builders.build(dataset.name, dataset.version, raw, dataset.builder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".download.lock"):
-            manifest = _complete(dataset, raw)
-            if manifest is None:
-                archives = _make(dataset, folder)
-                manifest = _describe(dataset, archives, raw)
-                records.save(manifest, raw / "manifest.json")
-            return manifest
+        if (manifest := _complete(dataset, raw)) is None:
+            manifest = _describe(dataset, _make(dataset, folder), raw)
+            records.save(manifest, raw / "manifest.json")
+        return manifest
     except NonMatchingChecksumError as error:
         raise UserError(f"dataset {dataset.name}: {' '.join(str(error).split())}") from None
     except (requests.RequestException, tfds.download.DownloadError) as error:
-        raise errors.DownloadError(f"dataset {dataset.name}: the download broke off ({error}). Run it again") from None
+        raise errors.DownloadError(
+            f"dataset {dataset.name}: the download was interrupted ({error}). Run it again"
+        ) from None
     except tf.errors.ResourceExhaustedError:  # As TensorFlow says that a disk is full.
         raise files.full_disk_error(folder.relative_to(root)) from None
     except ImportError as error:
@@ -65,23 +63,18 @@ def download(dataset: config.Dataset) -> DatasetManifest:
 
 
 def refuse_early(dataset: config.Dataset) -> None:
-    """Refuse what `download` would refuse for its name or for want of a network, but before TensorFlow is imported.
+    """Refuse an unknown name or version as `download` does, but before TensorFlow is imported.
 
     Raises:
-        UserError: unknown dataset; or none of its archives is here and its server does not answer.
+        UserError: unknown dataset.
     """
-    raw = config.project_root() / "data" / dataset.name / "raw"
-    builder = builders.build(dataset.name, dataset.version, raw, dataset.builder)
-    if builder.builder_config is not None:
-        return  # TFDS registers the archives of all configurations together; `download` asks for those of this one.
-    names = _names(builder.url_infos or {})
-    here = (raw / "downloads" / builder.name).exists() or (raw / "manifest.json").exists()
-    if not here and not any(_find_brought(own, dataset) for own in names.values()):
-        _require_server(list(names), names, dataset)
+    builders.build(
+        dataset.name, dataset.version, config.project_root() / "data" / dataset.name / "raw", dataset.builder
+    )
 
 
 def _complete(dataset: config.Dataset, raw: Path) -> DatasetManifest | None:
-    """Return the manifest of a dataset that is on disk, whole and in this version; else None."""
+    """Return the manifest of a dataset if it is on disk, complete and in this version; else None."""
     manifest = load_or_none(DatasetManifest, raw / "manifest.json")
     if manifest is None:
         return None
@@ -91,7 +84,7 @@ def _complete(dataset: config.Dataset, raw: Path) -> DatasetManifest | None:
 
 
 def _make(dataset: config.Dataset, folder: Path) -> dict[str, Any]:
-    """Let TFDS make raw/<name> anew, beside it first; return the ``UrlInfo`` of every archive that it used, by URL."""
+    """Let TFDS rebuild raw/<name> in a temporary folder; return the ``UrlInfo`` of each used archive, by URL."""
     raw = folder / "raw"
     downloads = raw / "downloads"
     root = config.project_root()
@@ -106,11 +99,12 @@ def _make(dataset: config.Dataset, folder: Path) -> dict[str, Any]:
             contextlib.redirect_stdout(io.StringIO()),  # TFDS prints; standard output belongs to the command's result.
         ):
             builder = builders.build(dataset.name, dataset.version, scratch, dataset.builder)
-            archives = _check_archives(builder, dataset, downloads, scratch)
+            _ask_for_what_needs_a_login(builder, dataset)
+            archives = _check_archives(builder, dataset, downloads)
             settings = tfds.download.DownloadConfig(
                 # A new folder each time: Fashion-MNIST after MNIST in one extract_dir holds MNIST's images.
                 extract_dir=scratch / "extracted",
-                manual_dir=_fetched_by_hand(builder, dataset),
+                manual_dir=_brought(dataset),  # TFDS takes what it needs from there, after a look at its sha256.
                 try_download_gcs=False,
             )
             builder.download_and_prepare(download_dir=downloads, download_config=settings)
@@ -125,7 +119,7 @@ def _make(dataset: config.Dataset, folder: Path) -> dict[str, Any]:
 
 
 def _make_room(made: Path, folder: Path) -> None:
-    """Remove another version or a damaged one of what TFDS makes; a folder with other files in it is moved aside."""
+    """Remove another or a damaged version of the TFDS dataset; move a folder with other files aside."""
     root = config.project_root()
     if not made.exists():
         return
@@ -135,159 +129,96 @@ def _make_room(made: Path, folder: Path) -> None:
         return
     aside = files.set_aside(made, folder / "set_aside")
     print(
-        f"{made.relative_to(root)} held what TFDS did not make: it now lies at {aside.relative_to(root)}",
+        f"{made.relative_to(root)} contained files that TFDS did not create: it is now {aside.relative_to(root)}",
         file=sys.stderr,
     )
 
 
-def _fetched_by_hand(builder: Any, dataset: config.Dataset) -> Path | None:
-    """Return TFDS' manual folder, for datasets whose archives stand behind a login."""
-    if not builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
-        return None
+def _ask_for_what_needs_a_login(builder: Any, dataset: config.Dataset) -> None:
     folder = _brought(dataset)
-    if folder is None or not folder.is_dir():
+    if builder.MANUAL_DOWNLOAD_INSTRUCTIONS and (folder is None or not folder.is_dir()):
         raise UserError(
             f"dataset {dataset.name}: TFDS cannot fetch its archives. Put them into FOLDER/{builder.name} and give "
             f"--set dataset.downloads=FOLDER (it is {dataset.downloads}). TFDS says: "
             + " ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())
         )
-    return folder
 
 
-def _check_archives(builder: Any, dataset: config.Dataset, downloads: Path, scratch: Path) -> dict[str, Any]:
-    """Provide and hash each archive at the moment the builder asks for it, because TFDS trusts what lies in its cache.
+def _check_archives(builder: Any, dataset: config.Dataset, downloads: Path) -> dict[str, Any]:
+    """Hash each archive in TFDS' cache when the builder requests it, because TFDS does not verify cached files.
 
-    Only the builder knows what it needs: some register more URLs than they use. What is returned fills as it asks.
+    Only the builder knows which archives it needs: some register more URLs than they use. The returned dict is filled
+    as the builder requests archives.
     """
-    own = builder.url_infos or {}
-    registered = {**checksums.get_all_url_infos(), **own}
-    names = _names(own)
+    registered = {**checksums.get_all_url_infos(), **(builder.url_infos or {})}
     used: dict[str, Any] = {}
+    brought = _brought(dataset)
 
-    def provide(url_or_urls: Any) -> None:
-        missing = []
+    def check(url_or_urls: Any) -> None:
+        missing = {}
         for item in tree.flatten(url_or_urls):
             archive = item if isinstance(item, resource.Resource) else resource.Resource(url=item)
             if archive.url not in registered:
                 raise UserError(
-                    f"dataset {dataset.name}: no checksum is registered for {archive.url}, so damage would go unseen. "
-                    "Register it beside the builder: tfds build --register_checksums"
+                    f"dataset {dataset.name}: no checksum is registered for {archive.url}, so damage would not "
+                    "be detected. Register it next to the builder: tfds build --register_checksums"
                 )
             used[archive.url] = expected = registered[archive.url]
             name = resource.get_dl_fname(archive.url, expected.checksum)
             cached = downloads / builder.name / archive.relative_download_dir / name
-            # TFDS also takes what lies where its older versions put it.
-            for parent in (cached.parent, downloads):
-                for file in (name, resource.get_dl_fname(archive.url)):
-                    _set_aside_if_damaged(parent / file, archive.url, expected, scratch.parent)
-            if archive.url not in names:
-                names.update(_names({archive.url: expected}))
-            if not cached.exists() and not _place(archive.url, names[archive.url], expected, cached, dataset, scratch):
-                missing.append(archive.url)
-            elif not resource.is_locally_cached(cached):
-                original = expected.filename or _url_parts(archive.url)[-1]
-                resource.write_info_file(archive.url, cached, builder.name, original, expected)
-        _require_server(missing, names, dataset)
+            if cached.exists() and (difference := _difference(cached, expected)):
+                aside = files.set_aside(cached, downloads.parents[1], f"{name}.bad")
+                print(
+                    f"damaged archive of {archive.url} ({difference}): it is now "
+                    f"{aside.relative_to(config.project_root())}, and is downloaded again",
+                    file=sys.stderr,
+                )
+            if not cached.exists() and not (brought and expected.filename and (brought / expected.filename).is_file()):
+                missing[archive.url] = expected
+        _require_server(missing, dataset)
 
-    upstream.before_each_fetch(builder, provide)
+    upstream.before_each_fetch(builder, check)
     return used
 
 
-def _set_aside_if_damaged(path: Path, url: str, expected: Any, folder: Path) -> None:
-    if not path.exists() or not (difference := _difference(path, expected)):
-        return
-    aside = files.set_aside(path, folder, f"{path.name}.bad")
-    resource.get_info_path(path).unlink(missing_ok=True)
-    root = config.project_root()
-    raise UserError(
-        f"{path.relative_to(root)}: damaged archive of {url} ({difference}). It now lies at {aside.relative_to(root)}; "
-        "run again to fetch a whole one"
-    )
-
-
-def _place(url: str, names: list[str], expected: Any, cached: Path, dataset: config.Dataset, scratch: Path) -> bool:
-    """Copy an archive that the user brought into TFDS' cache; False when there is none."""
-    found = _find_brought(names, dataset)
-    if found is None:
-        return False
-    copy = scratch / cached.name
-    shutil.copyfile(found, copy)
-    if difference := _difference(copy, expected):
-        raise UserError(f"{found}: damaged archive of {url} ({difference}). Fetch it again")
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    copy.replace(cached)
-    return True
-
-
-def _find_brought(names: list[str], dataset: config.Dataset) -> Path | None:
-    """Return the archive that the user brought under one of its names, or None."""
-    if (folder := _brought(dataset)) is None:
-        return None
-    return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
 def _brought(dataset: config.Dataset) -> Path | None:
-    """Return the folder of archives that the user brought: that of all configurations, as in TFDS' own cache."""
+    """Return the folder of archives that the user provided, shared by all configurations, as in TFDS' cache."""
     if dataset.downloads is None:
         return None
     return config.project_root() / dataset.downloads / config.split_folder_name(dataset.name)[0]
 
 
-def _names(registered: dict[str, Any]) -> dict[str, list[str]]:
-    """Return by URL the names that its archive may be brought under, the shortest first; no name is two archives'.
-
-    Three archives of cmaterdb end in `testing-images.npz`, in `bangla-numerals/`, `devanagari-numerals/` and so on.
-    """
-    possible: dict[str, list[str]] = {}
-    checksums_of: dict[str, set[str]] = {}
-    for url, expected in registered.items():
-        parts = _url_parts(url)
-        own = resource.get_dl_fname(url, expected.checksum)  # TFDS' own, with the checksum in it.
-        possible[url] = [parts[-1], "/".join(parts[-2:]), expected.filename or parts[-1], own]
-        for name in possible[url]:
-            checksums_of.setdefault(name, set()).add(expected.checksum)
-    return {url: [name for name in names if len(checksums_of[name]) == 1] for url, names in possible.items()}
-
-
 def _difference(path: Path, expected: Any) -> str | None:
-    """Return how a file differs from the size and sha256 that TFDS registers; None when it does not."""
+    """Return how a file differs from the size and sha256 that TFDS registers; None if it matches."""
     got = checksums.compute_url_info(path)
     if got.size != expected.size:
         return f"{int(got.size)} bytes, must be {int(expected.size)}"
     return None if got == expected else f"sha256 {got.checksum}, must be {expected.checksum}"
 
 
-def _url_parts(url: str) -> list[str]:
-    return unquote(urlparse(url).path).strip("/").split("/")
-
-
-def _require_server(urls: list[str], names: dict[str, list[str]], dataset: config.Dataset) -> None:
-    """Raise at once when archives are missing and a server does not answer: TFDS would try for 205 seconds."""
-    for url in {urlparse(url).netloc: url for url in urls if url.startswith("http")}.values():
+def _require_server(missing: Mapping[str, Any], dataset: config.Dataset) -> None:
+    """Raise at once if archives are missing and a server does not answer: TFDS would retry for 205 seconds."""
+    for url in {urlparse(url).netloc: url for url in missing if url.startswith("http")}.values():
         if problem := _no_answer(url):
-            folder = Path(dataset.downloads or "FOLDER") / config.split_folder_name(dataset.name)[0]
-            wanted = ", ".join(f"{url} as {folder / names[url][0]}" for url in urls[:4])
-            more = f" and {len(urls) - 4} more" if len(urls) > 4 else ""
+            folder = Path(dataset.downloads or "FOLDER")
+            place = folder / config.split_folder_name(dataset.name)[0]
+            wanted = [f"{url} as {place / archive.filename}" for url, archive in missing.items() if archive.filename]
             raise UserError(
-                f"dataset {dataset.name}: missing archives ({len(urls)}), and {urlparse(url).netloc} cannot be reached "
-                f"({problem}). Connect to the network and run again; or give --set dataset.downloads={folder.parent} "
-                f"and bring {wanted}{more}"
+                f"dataset {dataset.name}: missing archives ({len(missing)}), and {urlparse(url).netloc} cannot be "
+                f"reached ({problem}). Connect to the network and run again; or give --set dataset.downloads={folder} "
+                f"and bring {listed(wanted, 4)}"
             )
 
 
 def _no_answer(url: str) -> str | None:
-    """Return why a server does not deliver, asked through the library and proxy settings that TFDS uses; else None."""
-
-    def ask() -> str | None:
-        try:
-            with requests.get(url, stream=True, timeout=(3, 3)) as response:
-                return f"HTTP status {response.status_code}" if response.status_code >= 400 else None
-        except requests.ReadTimeout:
-            return None  # It is there, and slow.
-        except requests.RequestException as error:
-            return type(error).__name__
-
-    return network.with_timeout(4, ask, "no answer within 4 seconds")
+    """Return why a server does not answer, with the library and proxy settings of TFDS; None if it does."""
+    try:
+        with requests.get(url, stream=True, timeout=(3, 3)) as response:
+            return f"HTTP status {response.status_code}" if response.status_code >= 400 else None
+    except requests.ReadTimeout:
+        return None  # It is there, and slow.
+    except requests.RequestException as error:
+        return type(error).__name__
 
 
 def _describe(dataset: config.Dataset, archives: dict[str, Any], raw: Path) -> DatasetManifest:
@@ -299,7 +230,7 @@ def _describe(dataset: config.Dataset, archives: dict[str, Any], raw: Path) -> D
         version=str(builder.version),
         tfds_version=tfds.__version__,
         folder=raw.relative_to(config.project_root()).as_posix(),
-        image_shape=next(iter(found.given.values())).shape if found.kinds[0] == "image" else None,
+        image_shape=next(iter(found.given.values())).shape if found.is_of_images else None,
         num_classes=len(names),
         class_names=names,
         num_examples={name: split.num_examples for name, split in sorted(builder.info.splits.items())},

@@ -1,21 +1,19 @@
-"""prepare: a dataset of any kind -> each split decoded once, as memory-mappable arrays with statistics and hashes."""
+"""prepare: decodes each split of a dataset of any kind once, into memory-mappable arrays with statistics and hashes."""
 
 import contextlib
 import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from filelock import FileLock
 
 from tasks import config, records
-from tasks.data import checks, kinds, prepared_data, quality_report, source_files
+from tasks.data import checks, kinds, prepared_data
 from tasks.records import Feature, PreparedDataset, PreparedSplit, Target
 from tasks.system import files, machine
 from tasks.system.errors import UserError, listed
@@ -24,10 +22,10 @@ from tasks.system.errors import UserError, listed
 def prepare(dataset: config.Description) -> PreparedDataset:
     """Write the arrays of each split of a dataset into data/<name>/prepared.
 
-    A split becomes <split>_<feature>s.npy for each feature, of its dtype, (n, *shape), <split>_labels.npy and, where
-    examples have weights, <split>_weights.npy, see ``records.PreparedSplit``. A feature with a vocabulary has it in
-    <feature>_vocabulary.json; columns of the test split that are not features are in test_metadata.json. The
-    same source gives the same bytes.
+    A split becomes <split>_<feature>s.npy for each feature, of its dtype, (n, *shape), <split>_labels.npy and, if
+    examples have weights, <split>_weights.npy, see ``records.PreparedSplit``. <feature>_vocabulary.json contains the
+    vocabulary of a feature, and test_metadata.json the metadata columns of the test split. The same source gives the
+    same bytes.
 
     Args:
         dataset: the description in data/<name>/params.yaml.
@@ -36,53 +34,50 @@ def prepare(dataset: config.Description) -> PreparedDataset:
         The manifest, which is also in prepared/manifest.json.
 
     Raises:
-        UserError: what the dataset's kind or its checks refuse, or a folder that cannot be written.
+        UserError: the dataset's kind or its checks refuse the data, or the folder cannot be written.
     """
     root = config.project_root()
     folder = root / "data" / dataset.name
     target = folder / "prepared"
     try:
-        with FileLock(folder / ".prepare.lock"):
-            if isinstance(dataset, config.LocalDescription):
-                for source in dataset.sources:
-                    source_files.refuse_unreadable(source, root)
-            examples = kinds.find_kind(dataset.kind).examples(dataset)
-            files.remove_scratch(folder.glob(".prepared.*"), root)  # of killed runs
-            with files.scratch(folder, ".prepared.") as scratch:
-                new = scratch / "new"
-                new.mkdir()
-                splits, features, learnt = _write(dataset, examples, new, target.relative_to(root))
-                vocabularies = _write_vocabularies(examples, new, target.relative_to(root))
-                metadata = _write_metadata(examples, new, target.relative_to(root))
-                prepared = PreparedDataset(
-                    name=dataset.name,
-                    kind=dataset.kind,
-                    version=examples.version,
-                    folder=target.relative_to(root).as_posix(),
-                    features={
-                        name: feature.model_copy(update={"vocabulary": vocabularies.get(name)})
-                        for name, feature in features.items()
-                    },
-                    target=learnt,
-                    splits=splits,
-                    sha256={
-                        path: files.digest(new / Path(path).name)
-                        for path in (*vocabularies.values(), *([metadata] if metadata else []))
-                    },
-                    metadata=metadata,
-                    # Without the broken files that were left out of it.
-                    held_out=examples.held_out
-                    and examples.held_out.model_copy(update={"num_examples": splits["test"].num_examples}),
-                    validation_by_class=dataset.is_local and learnt.task == "classification",
-                    **examples.origin,
-                )
-                records.save(prepared, new / "manifest.json")
-                checks.judge(dataset, prepared, new, scratch / "report", examples.name_of, examples.sizes_of)
-                prepared_data.set_foreign_aside(dataset.name)
-                if target.exists():
-                    target.rename(scratch / "old")
-                new.rename(target)
-                quality_report.replace(scratch / "report", folder)
+        files.remove_scratch(folder.glob(".prepared.*"), root)  # of killed runs
+        examples = kinds.find_kind(dataset.kind).examples(dataset)
+        with files.scratch(folder, ".prepared.") as scratch:
+            new = scratch / "new"
+            new.mkdir()
+            splits, features, to_learn = _write(dataset, examples, new, target.relative_to(root))
+            vocabularies = _write_vocabularies(examples, new, target.relative_to(root))
+            metadata = _write_metadata(examples, new, target.relative_to(root))
+            prepared = PreparedDataset(
+                name=dataset.name,
+                kind=dataset.kind,
+                version=examples.version,
+                folder=target.relative_to(root).as_posix(),
+                features={
+                    name: feature.model_copy(update={"vocabulary": vocabularies.get(name)})
+                    for name, feature in features.items()
+                },
+                target=to_learn,
+                splits=splits,
+                sha256={
+                    path: files.digest(new / Path(path).name)
+                    for path in (*vocabularies.values(), *([metadata] if metadata else []))
+                },
+                metadata=metadata,
+                # Without broken files, which were left out.
+                held_out=examples.held_out
+                and examples.held_out.model_copy(update={"num_examples": splits["test"].num_examples}),
+                validation_by_class=dataset.is_local and to_learn.task == "classification",
+                **examples.origin,
+            )
+            records.save(prepared, new / "manifest.json")
+            checks.judge(dataset, prepared, new, scratch / "report", examples.name_of, examples.sizes_of)
+            prepared_data.set_foreign_aside(dataset.name)
+            for part, made in (("prepared", new), ("report", scratch / "report")):
+                if (folder / part).is_dir():
+                    (folder / part).rename(scratch / f"old {part}")
+                if made.is_dir():
+                    made.rename(folder / part)
     except OSError as error:
         raise files.unwritable(folder.relative_to(root), error) from None
     return prepared
@@ -95,8 +90,8 @@ def _write(
     target with the statistics of the training split."""
     with contextlib.ExitStack() as stack:
         writers = {split: stack.enter_context(_SplitWriter(new, split, examples)) for split in examples.splits}
-        # Entered last, left first: where a write fails, nothing reads on for it.
-        for block in stack.enter_context(contextlib.closing(_blocks(examples))):
+        # Entered last and left first: if a write fails, reading stops.
+        for block in stack.enter_context(contextlib.closing(examples.blocks())):
             writers[block.split].write(block)
         splits = {split: writer.describe(target) for split, writer in sorted(writers.items())}
     if dataset.is_local:  # A builder of TFDS may declare classes and splits that have no examples.
@@ -104,12 +99,7 @@ def _write(
     if (fitted := writers.get("train")) is None:
         return splits, examples.features, examples.target
     features = {name: feature.model_copy(update=fitted.statistics(name)) for name, feature in examples.features.items()}
-    return splits, features, examples.target.model_copy(update=fitted.target_statistics())
-
-
-def _blocks(examples: kinds.Examples) -> Generator[kinds.Block]:
-    """Yield all blocks; to close it also closes a generator that reads them."""
-    yield from examples.blocks()
+    return splits, features, examples.target.model_copy(update=fitted.statistics("label"))
 
 
 def _write_vocabularies(examples: kinds.Examples, new: Path, target: Path) -> dict[str, str]:
@@ -122,7 +112,7 @@ def _write_vocabularies(examples: kinds.Examples, new: Path, target: Path) -> di
 
 
 def _write_metadata(examples: kinds.Examples, new: Path, target: Path) -> str | None:
-    """Write the columns of the test split that are not features; return their path in ``target``, None without any."""
+    """Write the metadata columns of the test split; return their path in ``target``, None without any."""
     if examples.metadata_of is None:
         return None
     with (new / "test_metadata.json").open("w", encoding="utf-8") as file:
@@ -133,8 +123,8 @@ def _write_metadata(examples: kinds.Examples, new: Path, target: Path) -> str | 
 
 
 def _check(dataset: config.Description, target: Target, splits: dict[str, PreparedSplit]) -> None:
-    """Refuse an empty split, and a class without training examples, as where files are broken; warn of classes without
-    test examples."""
+    """Refuse an empty split, and a class without training examples, as can result from broken files; warn of classes
+    without test examples."""
     for name, split in splits.items():
         if not split.num_examples:
             raise UserError(f"dataset {dataset.name}: no example is left in the split '{name}'")
@@ -146,7 +136,7 @@ def _check(dataset: config.Description, target: Target, splits: dict[str, Prepar
             untested = [repr(label) for label, count in counts if not count]
             print(
                 f"warning: the test split of {dataset.name} has no example of {len(untested)} of "
-                f"{len(target.class_names)} classes, so what is measured on it says nothing of them: "
+                f"{len(target.class_names)} classes, so its metrics do not cover them: "
                 f"{listed(untested)}",
                 file=sys.stderr,
             )
@@ -157,18 +147,12 @@ class _Array:
 
     def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self.path, self._dtype, self._shape, self._length = path, dtype, shape, 0
-        # Plain writes, because the pages of a memory map that is written to stay resident and grow with the dataset.
+        # Plain writes, because the pages of a writable memory map stay resident and grow with the dataset.
         self._file = path.open("wb")
         self._write_header()
 
     def write(self, rows: npt.NDArray[Any]) -> None:
-        """Append some rows.
-
-        Raises:
-            ValueError: they are of another dtype or shape.
-        """
-        if (rows.dtype, rows.shape[1:]) != (self._dtype, self._shape):
-            raise ValueError(f"{self.path.name} takes {self._dtype} {self._shape}, got {rows.dtype} {rows.shape[1:]}")
+        """Append some rows."""
         self._length += len(rows)
         self._file.write(np.ascontiguousarray(rows).data)
 
@@ -190,7 +174,7 @@ class _Array:
 
 
 class _SplitWriter:
-    """The arrays of one split, with the statistics that are computed while they are written."""
+    """Writes the arrays of one split and computes their statistics."""
 
     def __init__(self, new: Path, split: str, examples: kinds.Examples) -> None:
         self._new, self._split = new, split
@@ -200,14 +184,15 @@ class _SplitWriter:
         self._num_missing: Counter[str] = Counter()
         dtype, shape = np.dtype(examples.target.label_dtype), examples.target.label_shape
         self._labels = _Array(new / f"{split}_labels.npy", dtype, shape)
-        self._label_moments = _Moments(examples.target.num_outputs)
         self._weights: _Array | None = None
         self._features = {}
         self._moments: dict[str, _PixelMoments | _Moments] = {}
+        if examples.target.task == "regression":
+            self._moments["label"] = _Moments(examples.target.num_outputs)
         for name, feature in examples.features.items():
             self._features[name] = _Array(new / f"{split}_{name}s.npy", np.dtype(feature.dtype), feature.shape)
             if feature.kind == "image":
-                self._moments[name] = _PixelMoments(feature)
+                self._moments[name] = _PixelMoments(feature.shape[-1])
             elif feature.kind == "number":
                 self._moments[name] = _Moments(*feature.shape)
 
@@ -239,7 +224,7 @@ class _SplitWriter:
         elif self._target.task == "multilabel":
             self._class_counts += labels.sum(0, np.int64)
         else:
-            self._label_moments.add(labels)
+            self._moments["label"].add(labels)
         self._num_missing.update(block.missing)
 
     def describe(self, target: Path) -> PreparedSplit:
@@ -258,52 +243,38 @@ class _SplitWriter:
         )
 
     def statistics(self, name: str) -> dict[str, tuple[float, ...]]:
-        """Return mean and deviation of a feature; nothing for one that has none."""
+        """Return mean and deviation of a feature or of ``label``; an empty dict without statistics."""
         return self._moments[name].statistics() if name in self._moments else {}
-
-    def target_statistics(self) -> dict[str, tuple[float, ...]]:
-        """Return mean and deviation of the numbers of a regression; nothing for other tasks."""
-        return self._label_moments.statistics() if self._target.task == "regression" else {}
-
-
-MOST_SUMMED = 2**16
-"""Images that are summed at once, pixel by pixel: the squares of so many values up to 255 sum to less than 2**32."""
 
 
 class _PixelMoments:
-    """Mean and deviation of each channel of an image, in whole numbers up to the root: exact for any dataset."""
+    """Mean and deviation of each channel of an image, in integers up to the root: exact for any dataset."""
 
-    def __init__(self, feature: Feature) -> None:
-        self._count = 0
-        self._sums, self._squares = np.zeros(feature.shape[-1], np.int64), np.zeros(feature.shape[-1], np.int64)
+    def __init__(self, channels: int) -> None:
+        self._count, self._sums, self._squares = 0, np.zeros(channels, np.int64), np.zeros(channels, np.int64)
 
     def add(self, images: npt.NDArray[Any]) -> None:
-        self._count += math.prod(images.shape[:-1])
-        # Over the images first, of which NumPy adds many pixels at once: a seventeenth of the time where there are
-        # three channels.
-        for first in range(0, len(images), MOST_SUMMED):
-            rows = images[first : first + MOST_SUMMED].reshape(-1, math.prod(images.shape[1:]))
-            self._sums += self._by_channel(rows.sum(0, np.uint32))
-            self._squares += self._by_channel(np.square(rows, dtype=np.uint16).sum(0, np.uint32))
-
-    def _by_channel(self, sums: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-        found: npt.NDArray[np.int64] = sums.reshape(-1, len(self._sums)).sum(0, np.int64)
-        return found
+        # Four times as fast as a histogram, and without Python's lock.
+        pixels, channels = images.reshape(len(images), -1), len(self._sums)
+        sums = np.einsum("ij->j", pixels, dtype=np.int64, casting="unsafe")
+        squares = np.einsum("ij,ij->j", pixels, pixels, dtype=np.int64, casting="unsafe")
+        self._sums += sums.reshape(-1, channels).sum(0)
+        self._squares += squares.reshape(-1, channels).sum(0)
+        self._count += images.size // channels
 
     def statistics(self) -> dict[str, tuple[float, ...]]:
-        sums, squares = self._sums.tolist(), self._squares.tolist()
+        count, sums, squares = self._count, self._sums.tolist(), self._squares.tolist()
         return {
-            "mean": tuple(total / self._count for total in sums),
+            "mean": tuple(total / count for total in sums),
             "deviation": tuple(
-                math.sqrt(self._count * square - total**2) / self._count
-                for total, square in zip(sums, squares, strict=True)
+                math.sqrt(count * square - total**2) / count for total, square in zip(sums, squares, strict=True)
             ),
         }
 
 
 class _Moments:
-    """Mean and deviation of each of k numbers, float64: blocks are joined as Chan, Golub and LeVeque do, which loses no
-    digits where the mean is far from 0."""
+    """Mean and deviation of each of k numbers, float64, combined over blocks by the method of Chan, Golub and LeVeque,
+    which keeps its precision if the mean is far from 0."""
 
     def __init__(self, width: int) -> None:
         self._count, self._mean, self._squares = 0, np.zeros(width), np.zeros(width)

@@ -4,63 +4,56 @@ import contextlib
 import json
 import logging
 import math
+import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 from filelock import FileLock, Timeout
 
-from tasks import config, records, runs, strategies
+from tasks import config, records, strategies
+from tasks.data import prepared_data
 from tasks.input import sources
 from tasks.input.augment import check_augmentation
 from tasks.input.order import carve
 from tasks.modeling import losses, metrics, models, optimizers
-from tasks.records import Limits, Placement, PreparedDataset, Run, TrainingResult
-from tasks.runs import lineage
+from tasks.records import Limits, NonFinite, Placement, PreparedDataset, Run, TrainingResult
+from tasks.runs import lineage, outcome
 from tasks.system import machine
 from tasks.system.errors import StratagemError, UserError, one_line
-from tasks.training import Training, autotune, checkpoints, initial, loops, model, setup, shards, step_time
-from tasks.training.callbacks.profiler import Profiler
+from tasks.tracking import trained_models
+from tasks.training import Training, autotune, checkpoints, initial, loops, model, setup
+from tasks.training.callbacks import own as own_callbacks
 from tasks.training.callbacks.progress import MetricSink, ProgressBar, SendMetrics, Throughput
 from tasks.training.callbacks.saving import SaveCheckpoints
 from tasks.training.callbacks.stopping import NonFiniteLoss, ResumableEarlyStopping, StopBelowLimits, StopOnNonFinite
 from tasks.training.checkpoints import Checkpoints
-from tasks.training.model_state import Arrays, assign, variables
+from tasks.training.model_state import Arrays, assign
 
 log = logging.getLogger(__name__)
 
 DYING_SECONDS = 30.0
-"""How long the process of a killed command may take to end, and keep its run's lock."""
+"""How long the process of a killed command may take to end and release its run's lock."""
 COMMON_PACKAGES = ("tensorflow", "keras", "jax", "numpy")
-"""All members of a cluster need the same versions: TensorFlow's protocol and kernels, and what draws the batches."""
-
-
-class ChiefsCallbacks(NamedTuple):
-    """The callbacks that only the chief has: they measure, show and track a training."""
-
-    profiler: Profiler | None = None
-    throughput: Throughput | None = None
-    metrics: SendMetrics | None = None
-    bar: ProgressBar | None = None
-    limits: StopBelowLimits | None = None
-    tensorboard: Any = None
+"""All members of a cluster need the same versions: they determine the protocol, the kernels and the batches drawn."""
 
 
 def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strategies.Strategy, int]:
-    """Refuse what cannot be trained, before a run exists; return the strategy and the global batch size.
+    """Check that the settings can be trained, before a run exists; return the strategy and the global batch size.
 
     Args:
-        settings: of the run.
-        prepared: its data.
+        settings: the run's settings.
+        prepared: the run's data.
 
     Raises:
-        UserError: damaged arrays; or data, batch, devices or model do not fit the settings.
+        UserError: arrays are damaged, or data, batch, devices or model do not fit the settings.
     """
-    sources.verify(settings.input, prepared)
+    prepared_data.verify(prepared)
     models.set_precision(settings.train.dtype_policy)
     strategy = strategies.build(settings.strategy)
     global_batch_size = setup.find_global_batch_size(settings.train, strategy.num_replicas)
@@ -73,6 +66,10 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
         looked_at = models.build(settings.model, prepared, settings.input.normalization)
         losses.find_loss(settings.train, prepared, shares=settings.input.augmentation.mixes)
         metrics.check(settings, prepared, losses.example(prepared, 2))
+        whole, rest = divmod(len(rows), global_batch_size)
+        steps = settings.train.steps_per_epoch or whole + (rest > 0 and not settings.input.drop_remainder)
+        optimizers.check(settings, steps, global_batch_size)
+        own_callbacks.make(settings.train)
     strategy.check_model(looked_at)
     setup.check_last_batch(looked_at, strategy, settings.input, len(rows), global_batch_size)
     model.freeze(looked_at, settings.model.freeze)
@@ -86,20 +83,20 @@ def train(
     send: MetricSink,
     stop: threading.Event | None = None,
 ) -> TrainingResult:
-    """Train the model of the settings and leave checkpoints, ``final.keras`` and ``best.keras`` in the run's folder.
+    """Train the configured model and write checkpoints, ``final.keras`` and ``best.keras`` to the run's folder.
 
-    A run that has checkpoints is resumed from the latest one.
+    If the run has checkpoints, training resumes from the latest one.
 
     Args:
-        settings: everything but ``evaluate``, ``register`` and ``tracking`` is read.
+        settings: all sections except ``evaluate``, ``register`` and ``tracking`` are read.
         prepared: the data; its arrays are checked against their sha256 first.
         run: names the folder.
-        send: takes (step, metrics) after each epoch; it must not block.
-        stop: when it is set, the training saves a checkpoint after its next step and ends.
+        send: receives (step, metrics) after each epoch; it must not block.
+        stop: once it is set, the training saves a checkpoint after its next step and ends.
 
     Raises:
         Interrupted: ``stop`` was set.
-        NonFiniteLoss: the loss was not a finite number, and no rollback is left.
+        NonFiniteLoss: the loss was not finite, and no rollback is left.
         UserError: data, batch, devices or checkpoint do not fit the settings; nothing was trained.
         StratagemError: a checkpoint could not be written.
     """
@@ -111,8 +108,8 @@ def train(
                 return result
             began = time.perf_counter()
         except NonFiniteLoss as error:
-            before = runs.nonfinite_steps(run)
-            runs.mark_nonfinite(run, error.step)
+            before = outcome.nonfinite_steps(run)
+            outcome.save(run, NonFinite(steps=(*before, error.step)))
             if not _rolls_back(settings.train, len(before)):
                 raise
             saved = Checkpoints(config.project_root() / run.folder / "checkpoints", read_only=True)
@@ -137,7 +134,7 @@ def _train(
     stop: threading.Event,
     began: float,
 ) -> TrainingResult | None:
-    """Train until the end, or until the loss is not a finite number, or until layers are to be thawed: then None."""
+    """Train to the end and return the result, or return None when frozen layers are to be unfrozen."""
     strategy, global_batch_size = check(settings, prepared)
     folder = config.project_root() / run.folder
     with contextlib.ExitStack() as opened:
@@ -162,34 +159,41 @@ def _train(
             strategy.broadcast(checkpoints.pack(arrays, state))
 
         training = setup.build(settings, prepared, strategy, data, state, arrays)
-        training = autotune.choose_compiler(training, folder / "records" / "tuning.json", begun)
-        if _is_in_pieces(training):
-            opened.enter_context(shards.marked(saved.folder, saved.attempt))
-            strategy.broadcast(json.dumps([str(saved.folder), saved.attempt]).encode())
-            saved.num_writers = strategy.num_workers
+        training = autotune.choose_compiler(training, begun)
         placement = strategy.placement_of(training.model)
         records.save(placement, folder / "records" / "placement.json")
         _log_summary(training, placement)
 
         compiles_each_size = strategy.backend == "tensorflow" and training.settings.train.jit_compile is True
         throughput = Throughput(training.position, began, compiles_each_size)
-        chiefs = _chiefs_callbacks(training, throughput, send, folder / "tensorboard", runs.load_limits(run))
-        training = replace(training, callbacks=_callbacks(training, arrays, saved, stop, chiefs))
+        section, limits, board = settings.train, outcome.load(run, Limits), folder / "tensorboard"
+        bar = ProgressBar(section.epochs, training.batches.steps) if log.isEnabledFor(logging.INFO) else None
+        callbacks = _callbacks(
+            training,
+            arrays,
+            saved,
+            stop,
+            timing=(throughput,),
+            tracking=(SendMetrics(send, training.position), limits and StopBelowLimits(limits, training.position)),
+            showing=(bar, section.tensorboard and keras.callbacks.TensorBoard(board, write_graph=False)),
+        )
+        training = replace(training, callbacks=callbacks)
+        own_callbacks.log_forgetful(training.callbacks)
         del arrays  # As large as the model and its optimizer, all training long.
-        with _closing(chiefs.bar), chiefs.profiler or contextlib.nullcontext():
+        with _closing(bar):
             loops.run(training)
         if loops.thaws(training):
             return None
-        return _traced(_result(training, prepared, run, saved, throughput), training, stop)
+        return _traced(_result(training, prepared, run, saved, throughput), training, stop, board)
 
 
 def assist(settings: config.Settings, prepared: PreparedDataset, stop: threading.Event | None = None) -> None:
-    """Train as a worker that is not the chief: the same steps, from the chief's checkpoint; nothing is written.
+    """Train as a worker that is not the chief: do the same steps from the chief's checkpoint, without writing files.
 
     Raises:
-        Interrupted: ``stop`` of any worker was set.
-        NonFiniteLoss: as the chief's.
-        UserError: data, batch, devices or model do not fit the settings, or settings or data are not the chief's.
+        Interrupted: ``stop`` was set on any worker.
+        NonFiniteLoss: as on the chief.
+        UserError: data, batch, devices or model do not fit the settings, or settings or data differ from the chief's.
     """
     while True:
         try:
@@ -201,10 +205,9 @@ def assist(settings: config.Settings, prepared: PreparedDataset, stop: threading
 
 
 def _assist(settings: config.Settings, prepared: PreparedDataset, stop: threading.Event) -> bool:
-    """Train with the chief until the end, until the loss is not finite, or until layers are to be thawed: then return
-    True."""
+    """Train with the chief to the end; return whether frozen layers are to be unfrozen and training continues."""
     strategy, _ = check(settings, prepared)
-    # Before the model is made, for which workers with other settings would wait for each other.
+    # Before building the model: workers with different settings would wait for each other there.
     _refuse_other(_in_common(settings, prepared), strategy.broadcast(b""), strategy.worker)
     arrays, state = checkpoints.unpack(strategy.broadcast(b""))
     data = setup.find_batches(settings, prepared, strategy, state.global_batch_size)
@@ -212,33 +215,35 @@ def _assist(settings: config.Settings, prepared: PreparedDataset, stop: threadin
         for batches in data:
             opened.enter_context(_closing(batches))
         training = setup.build(settings, prepared, strategy, data, state, arrays)
-        writer = None
-        if _is_in_pieces(training):
-            folder, attempt = json.loads(strategy.broadcast(b""))
-            writer = opened.enter_context(shards.ShardWriter(Path(folder), attempt, strategy.worker))
-        training = replace(training, callbacks=_callbacks(training, arrays, writer, stop, ChiefsCallbacks()))
+        training = replace(training, callbacks=_callbacks(training, arrays, None, stop))
         del arrays
         loops.run(training)
         if loops.thaws(training):
             return True
-        step_time.measure_step_time(training, stop)
+        if settings.train.traced_steps is not None:
+            from tasks.training import step_time
+
+            step_time.measure_step_time(training, stop, config.project_root())
         return False
 
 
 def _callbacks(
     training: Training,
     arrays: Arrays,
-    saved: Checkpoints | shards.ShardWriter | None,
+    saved: Checkpoints | None,
     stop: threading.Event,
-    chiefs: ChiefsCallbacks,
+    timing: Sequence[Any] = (),
+    tracking: Sequence[Any] = (),
+    showing: Sequence[Any] = (),
 ) -> tuple[Any, ...]:
     """Return a training's callbacks in the order in which they are called.
 
-    A worker has none of the chief's, and ``saved`` only for its part of a model that no single process holds.
+    Only the chief has checkpoints, and callbacks for timing, tracking and display; None stands for one that is switched
+    off.
     """
     section, position = training.settings.train, training.position
-    remembered = position.start.stopping
-    stopping = ResumableEarlyStopping(section.early_stopping, remembered, position) if section.early_stopping else None
+    stopping = [ResumableEarlyStopping(section.early_stopping, position)] if section.early_stopping else []
+    own = [own_callbacks.OwnCallback(name, made, training) for name, made in own_callbacks.make(section).items()]
     metrics = {key: array for key, array in arrays.items() if key.startswith("metric/")}
 
     def restore_metrics() -> None:
@@ -247,44 +252,19 @@ def _callbacks(
     callbacks = [
         position,  # It moves on first: all that follow ask it where the training is.
         StopOnNonFinite(position),  # Before all that look at the loss: nothing that came of a bad one is sent or saved.
-        chiefs.profiler,  # Before the throughput, which leaves the profiler's own work out.
-        chiefs.throughput,  # Before the checkpoint of an epoch's end, whose time is not the epoch's.
-        chiefs.metrics,
-        stopping,  # Before the checkpoint, which holds what it remembers.
-        chiefs.limits,
-        SaveCheckpoints(training, saved, stopping, restore_metrics, stop),
-        chiefs.bar,
-        chiefs.tensorboard,
+        *timing,  # Before the checkpoint of an epoch's end, whose time is not the epoch's.
+        *own,  # Before all that hand on an epoch's numbers, to which they may add some.
+        *tracking,
+        *stopping,  # Before the checkpoint, which holds what it remembers.
+        SaveCheckpoints(training, saved, [*stopping, *own], restore_metrics, stop),
+        *showing,
     ]
-    return tuple(callback for callback in callbacks if callback is not None)
-
-
-def _chiefs_callbacks(
-    training: Training, throughput: Throughput, send: MetricSink, folder: Path, limits: Limits | None
-) -> ChiefsCallbacks:
-    section, position = training.settings.train, training.position
-    profiler = None
-    if section.profile_steps is not None:
-        first, last = section.profile_steps
-        profiler = Profiler(position, first, last, folder, send)
-    return ChiefsCallbacks(
-        profiler,
-        throughput,
-        SendMetrics(send, position),
-        ProgressBar(section.epochs, training.batches.steps) if log.isEnabledFor(logging.INFO) else None,
-        keras.callbacks.TensorBoard(folder, write_graph=False) if section.tensorboard else None,
-        StopBelowLimits(limits, position) if limits is not None else None,
-    )
-
-
-def _is_in_pieces(training: Training) -> bool:
-    """Return whether no one process holds the model."""
-    return any(shards.in_pieces(variable.value) for variable in variables(training.model).values())
+    return tuple(filter(None, callbacks))
 
 
 def _origin(settings: config.Settings, prepared: PreparedDataset, run: Run) -> dict[str, Any]:
-    """Return what a checkpoint says about the training that writes it, which may have other settings than the first."""
-    rollbacks = len(runs.nonfinite_steps(run)) if settings.train.on_nonfinite == "rollback" else 0
+    """Return what a checkpoint records about the training that writes it; a resumed one may have other settings."""
+    rollbacks = len(outcome.nonfinite_steps(run)) if settings.train.on_nonfinite == "rollback" else 0
     return {
         "seed": settings.train.seed,
         "settings_digest": settings.digest(),
@@ -307,7 +287,7 @@ def _log_summary(training: Training, placement: Placement) -> None:
         if phase.freezes:
             log.info("frozen    %s; %s parameters are trained", frozen, f"{trained:,}")
         else:
-            log.info("thawed    %s; learning rates are multiplied with %g", frozen, phase.rate_factor)
+            log.info("unfrozen  %s; learning rates are multiplied by %g", frozen, phase.rate_factor)
 
 
 def _closing(opened: Any) -> contextlib.AbstractContextManager[Any]:
@@ -315,18 +295,18 @@ def _closing(opened: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def _lock(run: Run, folder: Path, opened: contextlib.ExitStack) -> None:
-    """Keep a second process from training the same run; the lock of a process that died is free."""
+    """Keep a second process from training the same run; the system releases the lock of a process that died."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         opened.enter_context(FileLock(folder / ".lock", timeout=DYING_SECONDS))
     except Timeout:
         raise UserError(
-            f"run {run.run_id} is being trained by another process: wait for it, or name another run"
+            f"run {run.run_id} is being trained by another process: wait until it ends, or name another run"
         ) from None
 
 
 def _in_common(settings: config.Settings, prepared: PreparedDataset) -> bytes:
-    """Return what every member of a cluster must have in common, as JSON: names to words."""
+    """Return what every member of a cluster must have in common, as a JSON object of strings."""
     versions = {name: text for name, text in machine.surroundings().items() if name in COMMON_PACKAGES}
     common = {
         "settings": settings.digest("result", "speed"),
@@ -338,7 +318,7 @@ def _in_common(settings: config.Settings, prepared: PreparedDataset) -> bytes:
 
 
 def _refuse_other(own: bytes, chiefs: bytes, worker: int) -> None:
-    """Raise ``UserError`` in a worker that was started with something else than the chief, and name each thing."""
+    """Raise ``UserError`` in a worker whose settings, data, code or packages differ from the chief's; name each."""
     mine, theirs = json.loads(own), json.loads(chiefs)
     other = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
     if not other:
@@ -359,7 +339,7 @@ def _rolls_back(section: config.Train, rollbacks: int) -> bool:
 def _result(
     training: Training, prepared: PreparedDataset, run: Run, saved: Checkpoints, throughput: Throughput
 ) -> TrainingResult:
-    """Export the final and the best model, and return the record of a training that is over."""
+    """Export the final and the best model, and return the record of a finished training."""
     strategy, position, section = training.strategy, training.position, training.settings.train
     models_folder = config.project_root() / run.folder / "models"
     final_step = saved.find("latest")
@@ -369,6 +349,7 @@ def _result(
     digest = model.weights_digest(trained)
     final_model = checkpoints.save_model(trained, models_folder / "final.keras")
     best_step, best_model = model.save_best_model(trained, saved, final_step, final_model)
+    trained_models.complete(models_folder, prepared, training.settings.model.name)
     return TrainingResult(
         run_id=run.run_id,
         dataset=prepared.name,
@@ -394,23 +375,28 @@ def _result(
         best_model=f"{run.folder}/models/{best_model.name}",
         weights_digest=digest,
         best_weights_digest=model.weights_digest(trained),
-        nonfinite_steps=runs.nonfinite_steps(run),
+        nonfinite_steps=outcome.nonfinite_steps(run),
     )
 
 
-def _traced(result: TrainingResult, training: Training, stop: threading.Event) -> TrainingResult:
-    """Return the record with where a step's time goes, if that is asked for."""
+def _traced(result: TrainingResult, training: Training, stop: threading.Event, board: Path) -> TrainingResult:
+    """Return the record, with the parts of a step's time if ``train.traced_steps`` is set; ``train.tensorboard`` keeps
+    the trace."""
     if training.settings.train.traced_steps is None:
         return result
+    from tasks.training import step_time
+
     began = time.perf_counter()
     try:
-        found = step_time.measure_step_time(training, stop)
+        with tempfile.TemporaryDirectory() as folder:
+            kept = board if training.settings.train.tensorboard else Path(folder)
+            found = step_time.measure_step_time(training, stop, kept)
     except StratagemError:
         raise
     except Exception as error:
         if training.strategy.num_workers > 1:
-            raise  # The other workers wait for this one's part: a restart alone ends that.
-        log.warning("where a step's time goes is not known (%s): the training is whole", one_line(error))
+            raise  # The other workers wait for this one's part: only a restart ends that.
+        log.warning("the parts of a step's time could not be measured (%s): the training is complete", one_line(error))
         found = None
     if found is not None:
         log.info("a step    %s", ", ".join(f"{name} {value:.2f} ms" for name, value in found.parts.items()))

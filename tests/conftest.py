@@ -11,10 +11,12 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,10 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from tasks import config, records, runs
+from flows.operate.prefect_server import guarded_environment
+from tasks import config, records
 from tasks.runs import lineage
+from tasks.runs.resume import refuse_other_training
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 # What git would ignore, for a checkout without git.
@@ -164,7 +168,7 @@ def project_template(made_once: Callable[..., Path]) -> Path:
         # Once, and not by each process that is the first in a copy.
         subprocess.run([sys.executable, "-m", "compileall", "-q", "flows", "tasks"], cwd=template, check=True)
         with contextlib.chdir(template):
-            lineage.code_digest()  # It keeps what each file means in mlruns/code.json: 0.5 s of a processor.
+            lineage.code_of(config.load())  # It keeps what each file means in mlruns/code.json: 0.5 s of a processor.
         (template / "mlruns" / "code.json").chmod(0o600)  # As a command leaves it.
 
     return made_once("template", make)
@@ -183,7 +187,9 @@ def linked_template(made_once: Callable[..., Path], project_template: Path) -> I
         commit(folder)
 
     def state() -> dict[Path, tuple[int, int]]:
-        found = (path for path in project_template.rglob("*") if "__pycache__" not in path.parts and path.is_file())
+        # Git touches a pack when it is given an object that the pack has.
+        others = {"__pycache__", ".git"}
+        found = (path for path in project_template.rglob("*") if others.isdisjoint(path.parts) and path.is_file())
         return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
 
     folder = made_once("linked", make)
@@ -330,6 +336,35 @@ def prefect_database(made_once: Callable[..., Path]) -> Path:
     return made_once("prefect", make) / "prefect.db"
 
 
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[dict[str, str]]:
+    """What commands need to use one Prefect server. One of its own takes a run 4.4 s of a processor."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        key = "stratagem:of-these-tests"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.operate.server", str(listening.fileno())],
+            cwd=CHECKOUT,
+            env=os.environ | guarded_environment(key, address),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=[listening.fileno()],
+        )
+    with process:  # It ends when its standard input closes.
+        assert [process.stdout.readline() for _ in range(2)] == ["serving\n", "ready\n"]
+        yield {"PREFECT_API_URL": f"{address}/api", "PREFECT_API_AUTH_STRING": key}
+
+
+@pytest.fixture(scope="module")
+def one_prefect_server(prefect_server: dict[str, str]) -> Iterator[None]:
+    """The runs of a module use the same Prefect server, like those of a user who has started one."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in prefect_server.items():
+            patch.setenv(name, value)
+        yield
+
+
 @pytest.fixture
 def prefect_home(prefect_database: Path, tmp_path: Path) -> Path:
     """A Prefect home of the test's own."""
@@ -444,7 +479,7 @@ def train(project: Path) -> Iterator[Callable[..., records.TrainingResult]]:
             settings=started,
         )
         if resume:
-            runs.refuse_other_training(settings, run, prepared=prepared)
+            refuse_other_training(settings, run, prepared=prepared)
         return train_stage(settings, prepared, run, send, stop or threading.Event())
 
     # What a training sets for its whole process.
@@ -454,11 +489,15 @@ def train(project: Path) -> Iterator[Callable[..., records.TrainingResult]]:
 
 
 class Proxy:
-    """An HTTP server on 127.0.0.1 in front of another one: it may want a password, and lose replies."""
+    """An HTTP server on 127.0.0.1 in front of another one: it may want a password, lose replies, and give its own."""
 
     def __init__(self, upstream: int, password: str | None = None) -> None:
         self.lose: list[str] = []
         """The ends of paths: the reply of the next request to each is lost, after the server has done it."""
+        self.own: dict[str, tuple[float, bytes]] = {}
+        """For paths with these parts: how many seconds it waits, and what it answers instead of the server."""
+        self.asked: list[str] = []
+        """The paths of the requests that it answered so."""
         self.password = password
         self._upstream = upstream
         proxy = self
@@ -483,6 +522,16 @@ class Proxy:
             asked.end_headers()
             return
         body = asked.rfile.read(int(asked.headers.get("Content-Length", 0)))
+        if (part := next((part for part in self.own if part in asked.path), None)) is not None:
+            self.asked.append(asked.path)
+            seconds, content = self.own[part]
+            time.sleep(seconds)
+            with contextlib.suppress(OSError):  # The client no longer waits.
+                asked.send_response(200)
+                asked.send_header("Content-Length", str(len(content)))
+                asked.end_headers()
+                asked.wfile.write(content)
+            return
         upstream = http.client.HTTPConnection("127.0.0.1", self._upstream, timeout=60)
         upstream.request(asked.command, asked.path, body, dict(asked.headers))
         answer = upstream.getresponse()

@@ -5,7 +5,6 @@ tasks/config says, of each command its help, of each message tasks/system/messag
 """
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from re import _constants, _parser  # What `sre_parse` was; there is no other reader of regular expressions.
@@ -14,23 +13,25 @@ from typing import Any, NamedTuple
 import yaml
 from typer.main import get_command
 
-from flows.cli import main
+from flows.cli import main, project
 from tasks import config
 from tasks.config.datasets import LocalDescription
 from tasks.config.schema import kinds_of
 from tasks.config.section import IN_WORDS, Affects
+from tasks.reports.tables import markdown_table
 from tasks.system import messages
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN = "<!-- begin: written by `make docs` from {source} -->\n"
 END = "<!-- end -->\n"
 AFFECTS = {
-    ("result", False): "the result; a resumed run keeps it",
-    ("result", True): "the result; a resumed run may have another one",
-    ("speed", True): "how fast the result comes, and its last bits",
-    ("bookkeeping", True): "what is written down, kept or named, never the result",
+    ("result", False): "result, fixed",
+    ("result", True): "result",
+    ("speed", True): "speed",
+    ("bookkeeping", True): "records",
 }
-EVERYWHERE = ("json", "debug")
+"""The beginning of the page explains these words."""
+EVERYWHERE = ("json", "quiet", "verbose", "debug")
 """Options that the beginning of the page explains."""
 LIBRARIES = {
     "keras": "Keras",
@@ -55,66 +56,47 @@ class Key(NamedTuple):
 # ---- The settings.
 
 DESCRIPTION = (
-    "What a dataset is, by its kind. `stratagem data add` writes this file, and takes each key as "
-    "`--set dataset.KEY=VALUE`; another value makes other data."
+    "These keys describe a dataset, by its kind. `stratagem data add` writes the file and accepts each key as "
+    "`--set dataset.KEY=VALUE`; if you change a value, the data are prepared again, with a new data version."
 )
 
 
-def settings(known: str) -> str:
-    """Return a section for each part of the settings, and one for the kinds of dataset.
-
-    Args:
-        known: the page so far, which says since when a key is there; a new one is of the version in pyproject.toml.
-    """
-    today = config.flat(yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8")))
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    parts = (part.partition("\n") for part in known.split("\n### ")[1:])
-    since = {title: found[1] for title, _, text in parts if (found := re.search(r"Since (\d[\d.]*)\.$", text, re.M))}
-    page = SettingsPage(since, version, today)
+def settings() -> str:
+    """Return a table for each part of the settings, and one for the kinds of dataset."""
+    given = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    today = {**config.flat(given), "model.options": given["model"]["options"]}
     lines: list[str] = []
     for name, field in config.Settings.model_fields.items():
         section = field.alias or name
-        lines += [f"## {section}", "", *page.section(f"{section}.", kinds_of(name) or {"": field.annotation})]
+        lines += [f"## {section}", "", *_section(f"{section}.", kinds_of(name) or {"": field.annotation}, today)]
     lines += ["## data/NAME/params.yaml", "", DESCRIPTION, ""]
     kinds = {kind: one for kind, one in config.description_kinds().items() if one is not LocalDescription}
-    return "\n".join([*lines, *SettingsPage(since, version, {}, " in data/NAME").section("dataset.", kinds)])
+    return "\n".join([*lines, *_section("dataset.", kinds, {})])
 
 
-class SettingsPage(NamedTuple):
-    """What the lines of a key depend on beside the key itself."""
+def _section(prefix: str, kinds: Mapping[str, Any], today: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a section: what each kind is, and a row for each key that its kinds have.
 
-    known: Mapping[str, str]
-    """Since when a key is there, by its heading in the page so far."""
-    version: str
-    """The version that a new key is of."""
-    today: Mapping[str, Any]
-    """The values of params.yaml."""
-    place: str = ""
-    """What a heading says of keys that are not those of params.yaml."""
-
-    def section(self, prefix: str, kinds: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the lines of a section: of each key that its kinds have, and of `kind` itself."""
-        if "" not in kinds:
-            yield from (f"### `{prefix}kind`{self.place}", "")
-            for kind, model in kinds.items():
-                yield f"- `{kind}`: {_one_line(model.__doc__)}"
-            default = f"Default `{self.today[f'{prefix}kind']}`. " if self.today else ""
-            yield from ("", f"{default}{self.since(f'`{prefix}kind`{self.place}')}", "")
-        of: dict[Key, list[str]] = {}
-        for kind, model in kinds.items():
-            for key in _of_model(model, prefix, self.today):
-                of.setdefault(key, []).append(kind)
-        names = [key.name for key in of]
-        for key, having in of.items():
-            title = f"`{key.name}`{self.place}" + (f" of {having[0]}" if names.count(key.name) > 1 else "")
-            facts = [f"Default {key.default}. Allowed: {key.allowed}."]
-            facts += [f"Of {', '.join(f'`{kind}`' for kind in having)}."] if len(having) < len(kinds) else []
-            facts += [f"Affects {key.affects}."] if key.affects else []
-            yield from (f"### {title}", "", key.meaning, "", " ".join([*facts, self.since(title)]), "")
-
-    def since(self, title: str) -> str:
-        """Return since which version a key is there."""
-        return f"Since {self.known.get(title, self.version)}."
+    Args:
+        prefix: what the keys begin with.
+        kinds: by kind, its settings; a section without kinds has one, without a name.
+        today: the values of params.yaml.
+    """
+    if "" not in kinds:
+        default = f" (default `{today[f'{prefix}kind']}`)" if today else ""
+        yield from (f"`{prefix}kind`{default} is one of:", "")
+        yield from (f"- `{kind}`: {_one_line(model.__doc__)}" for kind, model in kinds.items())
+        yield ""
+    of: dict[Key, list[str]] = {}
+    for kind, model in kinds.items():
+        for key in _of_model(model, prefix, today):
+            of.setdefault(key, []).append(kind)
+    yield from ("| key | meaning | default | allowed | affects |", "|---|---|---|---|---|")
+    for key, having in of.items():
+        only = f"Only {', '.join(f'`{kind}`' for kind in having)}: " if len(having) < len(kinds) else ""
+        cells = (f"`{key.name}`", only + key.meaning.replace("|", "\\|"), *key[2:])
+        yield f"| {' | '.join(cells)} |"
+    yield ""
 
 
 def _of_model(model: Any, prefix: str, today: Mapping[str, Any]) -> Iterator[Key]:
@@ -134,7 +116,7 @@ def _of_model(model: Any, prefix: str, today: Mapping[str, Any]) -> Iterator[Key
             yield Key(
                 key,
                 _one_line(field.description),
-                "none: it is needed" if default is ... else f"`{_written(default)}`",
+                "required" if default is ... else f"`{_written(default)}`",
                 " or ".join(dict.fromkeys(_allowed(one) for one in types)),
                 AFFECTS[mark.what, mark.free_on_resume] if mark else "",
             )
@@ -210,6 +192,8 @@ def commands() -> str:
     lines: list[str] = []
     top = get_command(main.app)
     for name, command in sorted(top.commands.items()):
+        if command.hidden:  # An older name.
+            continue
         below = getattr(command, "commands", {})
         if not below or command.invoke_without_command:
             lines += _command(f"stratagem {name}", command)
@@ -221,9 +205,9 @@ def commands() -> str:
 def _command(called: str, command: Any) -> Iterator[str]:
     context = command.make_context(called, [], resilient_parsing=True)
     yield from (f"## {called}", "")
-    for paragraph in (command.help or "").split("\n\n"):
-        yield from (_one_line(paragraph), "")
+    yield from (_one_line(command.help), "")
     parameters = [one for one in command.get_params(context) if one.name not in ("help", *EVERYWHERE)]
+    lines = []
     for parameter in sorted(parameters, key=lambda one: one.param_type_name != "argument"):
         value = parameter.metavar or (parameter.name or "").upper()
         shown = value if parameter.param_type_name == "argument" else ", ".join(parameter.opts)
@@ -231,9 +215,12 @@ def _command(called: str, command: Any) -> Iterator[str]:
             shown += f" {value}"
         default = parameter.default
         told = not parameter.required and not getattr(parameter, "is_flag", False) and default not in (None, [], ())
-        yield f"- `{shown}`: {_one_line(parameter.help)}{f' Default `{default}`.' if told else ''}"
-    usual = [one.name for one in command.get_params(context) if one.name in EVERYWHERE]
-    yield from (f"- {', '.join(f'`--{name}`' for name in usual)}", "")
+        lines.append(f"- `{shown}`: {_one_line(parameter.help)}{f' Default `{default}`.' if told else ''}")
+    has = {one.name for one in command.get_params(context)}
+    if missing := [name for name in EVERYWHERE if name not in has]:
+        lines.append(f"- Without {', '.join(f'`--{name}`' for name in missing)}.")
+    if lines:
+        yield from (*lines, "")
 
 
 # ---- The messages.
@@ -246,11 +233,13 @@ def troubleshooting() -> str:
         by_library.setdefault(entry.name.partition("_")[0], []).append(entry)
     lines: list[str] = []
     for name, entries in by_library.items():
-        lines += [f"## {LIBRARIES[name]}", ""]
+        lines += [f"## {LIBRARIES[name]}", "", "| message | meaning | what to do |", "|---|---|---|"]
         for entry in entries:
             said = like(entry.pattern.pattern)
             shown = f"`` {said} ``" if "`" in said else f"`{said}`"
-            lines += [f"**{shown}**", "", f"{_sentence(entry.says)}. *To do:* {_sentence(entry.do)}.", ""]
+            cells = (shown, f"{_sentence(entry.says)}.", f"{_sentence(entry.do)}.")
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
     return "\n".join(lines)
 
 
@@ -290,13 +279,28 @@ def _text(parsed: Any, names: Mapping[int, str]) -> str:
     return made
 
 
+# ---- The strategies.
+
+
+def strategies() -> str:
+    """Return the table of what each strategy supports, and the reasons for what it does not."""
+    rows, reasons = project.offers_cells()
+    kinds = config.strategy_kinds()
+    header = ["", *(f"`{kind}`" for kind in kinds)]
+    backends = ["Keras backend", *(section.backend for section in kinds.values())]
+    named = [[f"`{feature}`", *marks] for feature, *marks in rows]
+    lines = [*markdown_table(header, [backends, *named], num_texts=len(header)), ""]
+    return "\n".join([*lines, *(f"- {number} {reason}" for number, reason in reasons.items())])
+
+
 # ---- The pages.
 
 
 PAGES = {
     "reference.md": ("tasks/config/", settings),
-    "commands.md": ("flows/", lambda known: commands()),
-    "troubleshooting.md": ("tasks/system/messages.yaml", lambda known: troubleshooting()),
+    "commands.md": ("flows/", commands),
+    "strategies.md": ("tasks/config/strategies.py", strategies),
+    "troubleshooting.md": ("tasks/system/messages.yaml", troubleshooting),
 }
 
 
@@ -305,10 +309,10 @@ def renewed(name: str, page: str) -> str:
     source, write = PAGES[name]
     begin = BEGIN.format(source=source)
     before, found, rest = page.partition(begin)
-    known, closed, after = rest.partition(END)
+    _, closed, after = rest.partition(END)
     assert found, f"docs/{name} has no line {begin}"
     assert closed, f"docs/{name} has no line {END}"
-    return f"{before}{begin}\n{write(known).strip()}\n\n{END}{after}"
+    return f"{before}{begin}\n{write().strip()}\n\n{END}{after}"
 
 
 if __name__ == "__main__":

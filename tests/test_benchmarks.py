@@ -3,36 +3,49 @@
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from benchmarks import defaults, evidence, measure, recipes, scaling
-from tasks import runs
-from tests.tasks import made_up
-from tests.tasks.written_runs import write_results, write_run
+from benchmarks import defaults, measure, recipes
 
 MEASURED = {"ours": [2.0, 4.0, 3.0], "peer": [1.0, 1.0, 3.0]}
+OURS, PEER = "3.00 (2.00 to 4.00)", "1.00 (1.00 to 3.00)"
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "word", "bound", "line"),
+    ("ours", "peer", "word", "bound", "line"),
     [
-        ("ours", "peer", "at least", 3.0, "| what | 3.00 (1.00 to 4.00) | at least 3.0 | yes |"),
-        ("ours", "peer", "at least", 3.1, "| what | 3.00 (1.00 to 4.00) | at least 3.1 | **no** |"),
-        ("peer", "ours", "at most", 0.34, "| what | 0.33 (0.25 to 1.00) | at most 0.34 | yes |"),
-        ("peer", "ours", "at most", 0.33, "| what | 0.33 (0.25 to 1.00) | at most 0.33 | **no** |"),
+        ("ours", "peer", "at least", 3.0, f"| {OURS} | peer: {PEER} | 3.00 (1.00 to 4.00) | at least 3.0 | yes |"),
+        ("ours", "peer", "at least", 3.1, f"| {OURS} | peer: {PEER} | 3.00 (1.00 to 4.00) | at least 3.1 | **no** |"),
+        ("peer", "ours", "at most", 0.34, f"| {PEER} | ours: {OURS} | 0.33 (0.25 to 1.00) | at most 0.34 | yes |"),
+        ("peer", None, "at most", 0.9, f"| {PEER} | - | - | at most 0.9 | **no** |"),
     ],
 )
-def test_a_question_is_answered_by_the_ratio_of_the_medians(one, other, word, bound, line):
-    assert measure.answers([measure.Question("what", one, other, word, bound)], MEASURED)[2:] == [line]
+def test_a_question_is_answered_by_the_ratio_of_the_medians(ours, peer, word, bound, line):
+    question = measure.Question("what", ours, peer, word, bound)
+    assert measure.answers([question], MEASURED)[2:] == [f"| what {line}"]
+
+
+def test_a_section_says_when_the_machine_was_busy():
+    busy, quiet = (measure.section("## One\n", ("keras",), others, "About.", ["| a |"]) for others in (0.4, 0.3))
+    assert "**The machine was busy: 0.4 other processes ran meanwhile, on average.**" in busy
+    assert "busy" not in quiet
+    assert "; 0.3 other processes ran meanwhile. About.\n\n| a |\n" in quiet
+
+
+def test_what_this_process_starts_is_no_other_load():
+    load = measure.Load()
+    measure.watch([sys.executable, "-c", "import time\nwhile time.process_time() < 1: pass"])
+    own = measure.Load._own() - load._began[2]
+    assert own >= 1
+    assert load.others() <= load._busy() - load._began[1] - 1
 
 
 def test_variants_take_turns():
     seen = []
     found = measure.alternate("part", 2, {name: lambda name=name: seen.append(name) or len(seen) for name in "ab"})
     assert seen == ["a", "b", "a", "b"]
-    assert found == {"a": [1, 3], "b": [2, 4]}
+    assert found.figures == {"a": [1, 3], "b": [2, 4]}
 
 
 def test_a_part_that_is_not_measured_keeps_its_section(tmp_path):
@@ -95,14 +108,6 @@ def test_the_largest_process_counts():
     assert 200 < float(megabytes) < 300
 
 
-@pytest.mark.parametrize(
-    ("seconds", "power"),
-    [({"1": 9.0, "10": 1.0, "40": 4.0}, 1), ({"10": 1.0, "20": 4.0}, 2), ({"1": 3.0, "2": 3.0}, 0)],
-)
-def test_growth_is_between_the_two_largest_sizes(seconds, power):
-    assert scaling.exponent(seconds) == pytest.approx(power)
-
-
 def test_the_time_to_an_accuracy_is_that_of_the_first_epoch_that_has_it():
     curve = [[10.0, 0.97], [20.0, 0.985], [30.0, 0.984]]
     assert [recipes.seconds_to(curve, wanted) for wanted in (0.97, 0.98, 0.985, 0.99)] == [10, 20, 20, math.inf]
@@ -115,17 +120,3 @@ def test_a_recipe_that_seldom_gets_there_has_not_met_the_target():
     assert "2 of 3 never reached it" in row
     row = recipes._row("what", [quick, quick, never], [slow] * 3, 0.985, None, 0.35)
     assert row.endswith("| 0.10 (0.10 to inf) | at most 0.35 | yes |")
-
-
-def test_runs_that_are_made_of_one_are_runs_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(made_up.project(tmp_path / "project"))
-    run = write_run(1)
-    write_results(run, version="1", accuracy=0.9, loss=0.2)
-    before = {path: path.read_bytes() for path in Path(run.folder).rglob("*") if path.is_file()}
-    evidence.copy_run(Path(run.folder), 3)
-    found = runs.list_runs(runs.RunFilter())
-    assert found.unreadable == {}
-    assert [line.run_id for line in found.runs] == [f"{number:032x}" for number in (4, 3, 2)] + [run.run_id]
-    assert [runs.find_run(line.run_id).number for line in found.runs] == [4, 3, 2, 1]
-    assert {line.metrics["test/accuracy"] for line in found.runs} == {0.9}
-    assert all(path.read_bytes() == text for path, text in before.items()), "the run itself is as it was"

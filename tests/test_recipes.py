@@ -1,11 +1,9 @@
 """The recipes: what their headers say can be typed, and the worked examples run, on TFDS's mock data."""
 
 import itertools
-import json
 import math
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +23,9 @@ def header(recipe):
 @pytest.mark.parametrize("recipe", config.recipes(ROOT))
 def test_a_header_says_what_to_type_and_what_to_expect(recipe):
     from flows.cli.main import app
-    from flows.plan import plan
+    from flows.pairs import plan
 
-    known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    known = {command.name for command in app.registered_commands}
     lines = header(recipe)
     typed = [shlex.split(line.strip()) for line in lines if line.startswith("   stratagem ")]
     assert typed, lines
@@ -111,93 +109,6 @@ def test_a_worked_example_is_what_its_source_says(recipe, expected, num_paramete
     images, labels = np.zeros((4, *shape), np.uint8), np.arange(4)
     prepared = make_dataset("zeros", train=(images, labels), test=(images, labels))
     assert models.build(settings.model, prepared, "scale").count_params() == num_parameters
-
-
-# A process of its own: it makes two logical CPUs.
-TRAININGS = """
-import itertools
-import json
-from pathlib import Path
-import keras, numpy as np, tensorflow as tf
-from tasks import config, records
-from tasks.evaluate import evaluate
-from tasks.train import train
-
-trace = records.Lineage(git_commit=None, git_dirty=None, code_digest="", settings_digest="", data_version=None)
-started, found = {}, {}
-
-def run(recipe, run_id, **overrides):
-    settings = config.load(recipe, {name.replace("__", "."): value for name, value in overrides.items()})
-    name = settings.dataset.name
-    prepared = records.load(records.PreparedDataset, Path(f"data/{name}/prepared/manifest.json"))
-    begun = started.setdefault(run_id, settings.to_json())
-    one = records.Run(
-        run_id=run_id, experiment="tests", name="tests", folder=f"mlruns/runs/{run_id}", lineage=trace, settings=begun
-    )
-    result = train(settings, prepared, one, lambda step, metrics: None)
-    evaluation = evaluate(settings, prepared, result)
-    found[run_id] = {"training": result.model_dump(mode="json"), "test": evaluation.model_dump(mode="json")}
-    return result, evaluation
-
-few = {"input__validation": 32}
-run("keras-guide", "guide", train__epochs=1, **few)
-run("keras-guide", "guide", **few)
-run("keras-guide", "whole guide", **few)
-
-run("tf-tutorial", "tutorial")
-path = "mlruns/runs/tutorial/models/final.keras"
-images, labels = (np.load(f"data/mnist/prepared/test_{name}.npy") for name in ("images", "labels"))
-outside = keras.models.load_model(path)
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-with strategy.scope():
-    inside = keras.models.load_model(path)
-found["loaded"] = [float((model(images).numpy().argmax(1) == labels).mean()) for model in (outside, inside)]
-found["copies"] = [len(getattr(model.weights[0].value, "values", [0])) for model in (outside, inside)]
-
-for recipe in ("course-fashion-mnist", "course-svhn"):
-    for loop in ("fit", "custom"):
-        run(recipe, f"{recipe} {loop}", train__epochs=2, train__loop=loop)
-run("course-fashion-mnist", "course-fashion-mnist one_device", train__epochs=2, strategy__kind="one_device")
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_the_worked_examples_on_mock_data(project, make_dataset, run, monkeypatch):
-    monkeypatch.setenv("TFDS_DATA_DIR", str(project / "empty"))
-    for name in ("mnist", "fashion_mnist", "svhn_cropped"):
-        make_dataset(name, train=mock(name, "train", 160), test=mock(name, "test", 40))
-    done = run([sys.executable, "-c", TRAININGS])
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-
-    guide, whole = found["guide"]["training"], found["whole guide"]["training"]
-    assert (guide["num_replicas"], guide["epochs"], guide["steps"]) == (2, 2, 2 * 2), "128 examples, 64 a step"
-    for name, values in whole["history"].items():
-        assert guide["history"][name] == pytest.approx(values, rel=1e-4), name
-
-    tutorial = found["tutorial"]
-    rates = [1e-3] * 3 + [1e-4] * 4 + [1e-5] * 5
-    assert tutorial["training"]["history"]["train/learning_rate"] == pytest.approx(rates)
-    assert tutorial["test"]["step"] == tutorial["training"]["steps"] == 12 * 2, "the latest checkpoint"
-    assert list(Path("mlruns/runs/tutorial/tensorboard/train").glob("events.out.tfevents.*"))
-    assert found["loaded"] == [pytest.approx(tutorial["test"]["metrics"]["test/accuracy"])] * 2
-    assert found["copies"] == [1, 2], "outside of a scope the variables are whole, inside they are mirrored"
-
-    for recipe in ("course-fashion-mnist", "course-svhn"):
-        by_fit, by_custom = (found[f"{recipe} {loop}"] for loop in ("fit", "custom"))
-        assert [one["training"]["loop"] for one in (by_fit, by_custom)] == ["fit", "custom"]
-        for one in (by_fit, by_custom):
-            assert one["training"]["num_replicas"] == 2
-            assert one["test"]["step"] == one["training"]["steps"] == 2 * 2
-            assert one["training"]["history"]["train/loss"] == pytest.approx(
-                by_fit["training"]["history"]["train/loss"], rel=1e-3
-            )
-    alone = found["course-fashion-mnist one_device"]["training"]
-    assert alone["num_replicas"] == 1
-    mirrored = found["course-fashion-mnist custom"]["training"]
-    assert alone["history"]["train/loss"] == pytest.approx(mirrored["history"]["train/loss"], rel=1e-3)
 
 
 def mock(name, split, num_examples):

@@ -1,35 +1,25 @@
-"""`stratagem data`: datasets of the user's own and of TFDS, added, listed, shown, compared, shared and taken away."""
+"""`stratagem data`: datasets of the user's own and of TFDS, added, listed, shown, compared, shared and removed."""
 
-import math
-from json import dumps
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from flows.cli import completion, tables
-from flows.cli.command import NO_SETTINGS, Debug, Explain, Json, command
+from flows.cli.command import DRY_RUN, RECIPES, SETTINGS, Result, argument, option
+from tasks.system.errors import UserError, cut
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tasks.records import DataDifference, DataQuality, KeptColumn, PreparedDataset
-
-app = typer.Typer(
-    help="Add your own data or a dataset of TFDS; list, show, compare, share and remove what is there.",
-    no_args_is_help=True,
-)
+    from tasks.records import DataDifference, PreparedDataset
 
 
-def dataset_argument(metavar: str, help: str) -> Any:
+def dataset_argument(metavar: str, help: str, **given: Any) -> Any:
     """Return the declaration of an argument that names a dataset; a shell completes it."""
-    return typer.Argument(metavar=metavar, help=help, autocompletion=completion.datasets)
+    return argument(metavar, help, complete=completion.datasets, **given)
 
 
-Name = Annotated[str, dataset_argument("NAME", "Of the dataset: the folder data/NAME.")]
-Which = Annotated[str | None, dataset_argument("[NAME]", "Of the dataset: the folder data/NAME; without it, all.")]
+NAME = dataset_argument("NAME", "The dataset in data/NAME.")
+NAME_OR_ALL = dataset_argument("[NAME]", "The dataset in data/NAME; by default all.", default=None)
 
 MAX_CLASSES = 30
-"""That are printed of a dataset."""
+"""The maximum number of classes that `data show` prints."""
 MAX_DIFFERENCES = 60
 MAX_COLUMNS = 60
 OUTPUTS = {
@@ -39,76 +29,59 @@ OUTPUTS = {
 }
 
 
-@app.command()
 def add(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="A folder of images (FOLDER/<class>/* or FOLDER/<split>/<class>/*), a table (.csv, .tsv, .parquet, "
-            ".jsonl), a .npz file or a folder of .npy files, or a dataset of TFDS (NAME, NAME/CONFIG, NAME:VERSION; "
-            "MODULE:CLASS for a builder of your own).",
-        ),
-    ],
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Of the dataset; without it, that of the source.")
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--target", metavar="COLUMN", help="Of a table: what a model learns to tell; several as A,B."),
-    ] = None,
-    overrides: Annotated[
-        list[str],
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="What data/NAME/params.yaml is to say, such as "
-            "dataset.image_size=[96,96], dataset.test=0.1 or dataset.on_broken=skip.",
-        ),
-    ] = NO_SETTINGS,
-    explain: Explain = False,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Make the folder data/NAME for a dataset, and prepare it: `stratagem run --set dataset.name=NAME` trains on it."""
-    with command(debug):
-        from tasks import config
-        from tasks.operations import dvc_data, explanation, preconditions
+    source: str = argument(
+        "SOURCE",
+        "A folder of images (FOLDER/<class>/* or FOLDER/<split>/<class>/*), a table (.csv, .tsv, "
+        ".parquet, .jsonl), a .npz file or a folder of .npy files, or a dataset of TFDS (NAME, "
+        "NAME/CONFIG, NAME:VERSION; MODULE:CLASS for your own builder).",
+    ),
+    name: str | None = option("--name", "Name of the dataset; by default that of the source.", "NAME"),
+    target: str | None = option(
+        "--target", "For a table: the column to predict; separate several with commas.", "COLUMN"
+    ),
+    overrides: list[str] = option(
+        "--set -S",
+        "An entry of data/NAME/params.yaml, such as dataset.image_size=[96,96], dataset.test=0.1 or "
+        "dataset.on_broken=skip.",
+        "KEY=VALUE",
+        default=[],
+    ),
+    dry_run: bool = DRY_RUN,
+) -> Result:
+    """Add a dataset and prepare it.
 
-        values = _described(overrides)
-        if target is not None:
-            values["target"] = target
-        if explain:
-            tables.print_explanation(explanation.add(source, name, values), json)
-            return
-        preconditions.check_writable()
-        prepared = dvc_data.add(source, name, values)
-        if json:
-            print(prepared.model_dump_json())
-            return
-        print_dataset(prepared)
-        train = f"stratagem run --set dataset.name={prepared.name}"
-        # Without a recipe, its settings are chosen for it, and validate on such a split.
-        settings = config.load(None, {"dataset.name": prepared.name})
-        if "validation" in prepared.splits and not config.follows_data(None, settings):
-            train = f"\n  {train} --set input.validation=validation"
-        print(f"\nTrain on it: {train}".replace(": \n", ":\n"))
+    Creates the folder data/NAME; `stratagem run -S dataset.name=NAME` trains on it.
+    """
+    from flows import plan
+    from tasks.operations import dvc_data, preconditions
+
+    values = _described(overrides)
+    if target is not None:
+        values["target"] = target
+    if dry_run:
+        yield from tables.show_plan(plan.of_addition(source, name, values))
+        return
+    preconditions.check_writable()
+    prepared = dvc_data.add(source, name, values)
+    yield prepared
+    print_dataset(prepared)
+    print(f"\nTrain on it: stratagem run --set dataset.name={prepared.name}")
 
 
 def _described(overrides: list[str]) -> dict[str, Any]:
-    """Return what data/NAME/params.yaml is to say.
+    """Return the entries of data/NAME/params.yaml.
 
     Raises:
         UserError: a setting of something else.
     """
     from tasks import config
-    from tasks.system.errors import UserError
 
     values: dict[str, Any] = {}
     for key, value in config.read_texts(overrides).items():
         section, _, own = key.partition(".")
         if section != "dataset" or not own:
-            raise UserError(f"--set {key}: `data add` takes keys of the dataset alone, such as dataset.test=0.1")
+            raise UserError(f"--set {key}: `data add` accepts only keys of the dataset, such as dataset.test=0.1")
         group, _, inner = own.partition(".")
         if group not in ("columns", "checks", "metadata", "splits") or not inner:
             values[own] = value
@@ -117,21 +90,12 @@ def _described(overrides: list[str]) -> dict[str, Any]:
     return values
 
 
-@app.command("list")
-def list_datasets(json: Json = False, debug: Debug = False) -> None:
+def list_() -> Result:
     """List the datasets in data/."""
-    with command(debug):
-        from tasks.operations import data_folders
+    from tasks.operations import data_folders
 
-        found = data_folders.list_datasets()
-        if json:
-            print(dumps({name: one.model_dump(mode="json") if one else None for name, one in found.items()}))
-            return
-        print_datasets(found)
-
-
-def print_datasets(found: "Mapping[str, PreparedDataset | None]") -> None:
-    """Print a line for each dataset."""
+    found = data_folders.list_datasets()
+    yield found
     rows = []
     for name, one in found.items():
         if one is None:
@@ -142,27 +106,26 @@ def print_datasets(found: "Mapping[str, PreparedDataset | None]") -> None:
     tables.print_table(("name", "kind", "features", "examples", "data version"), rows, right=("examples",))
 
 
-@app.command()
-def show(name: Name, json: Json = False, debug: Debug = False) -> None:
-    """Show what a prepared dataset holds: its features, its splits and its classes, and what the checks found."""
-    with command(debug):
-        from tasks.operations import data_folders
+def show(name: str = NAME) -> Result:
+    """Show a dataset's features, splits, classes and check results."""
+    from tasks.operations import data_folders
 
-        prepared, quality = data_folders.show(name), data_folders.quality(name)
-        if json:
-            told = quality.model_dump(mode="json") if quality else None
-            kept = {column: one.model_dump(mode="json") for column, one in data_folders.metadata(prepared).items()}
-            print(dumps({**prepared.model_dump(mode="json"), "kept": kept, "quality": told}))
-            return
-        print_dataset(prepared)
-        print_metadata(data_folders.metadata(prepared))
-        print_quality(name, quality)
+    prepared, quality = data_folders.show(name), data_folders.quality(name)
+    yield {**prepared.model_dump(), "quality": quality}
+    print_dataset(prepared)
+    print()
+    if quality is None:
+        print(f"not checked yet: stratagem data prepare --set dataset.name={name} --force")
+        return
+    told = sorted(quality.checks.items(), key=lambda one: not one[1].is_finding)
+    tables.print_rows({check: ("warning: " if result.is_finding else "") + result.text for check, result in told})
+    print(f"data/{name}/report")
+    for picture in quality.pictures:
+        print(f"data/{name}/report/{picture}")
 
 
 def print_dataset(prepared: "PreparedDataset") -> None:
-    """Print what a prepared dataset holds: its features, its splits, and the examples of each class."""
-    from tasks.system.errors import cut
-
+    """Print the features, splits and examples per class of a prepared dataset."""
     splits, count = prepared.splits, prepared.target.num_outputs
     one, many = OUTPUTS[prepared.target.task]
     tables.print_rows(
@@ -186,58 +149,20 @@ def print_dataset(prepared: "PreparedDataset") -> None:
 
 
 def _print_columns(prepared: "PreparedDataset") -> None:
-    """Print what each column holds: its kind, how many values are missing, and what the training split says of it."""
-    from tasks import reports
-    from tasks.system.errors import cut
+    """Print the kind, the number of missing values and the statistics of each column."""
+    from tasks.reports.tables import describe_columns, moments
 
-    rows = [row for name, feature in prepared.features.items() for row in reports.describe_columns(name, feature)]
+    rows = [row for name, feature in prepared.features.items() for row in describe_columns(name, feature)]
     missing = {name: sum(split.num_missing.get(name, 0) for split in prepared.splits.values()) for name, *_ in rows}
     target = prepared.target
     names = target.columns or ("",) * len(target.mean)
     rows += [
-        (name, "target", reports.moments((mean,), (deviation,)))
+        (name, "target", moments((mean,), (deviation,)))
         for name, mean, deviation in zip(names, target.mean, target.deviation, strict=False)
     ]
     cells = [(cut(name), kind, f"{missing.get(name, 0):,}", told) for name, kind, told in rows[:MAX_COLUMNS]]
     tables.print_table(("column", "kind", "missing", "in the training split"), cells, right=("missing",))
     tables.print_more(len(rows) - MAX_COLUMNS, "columns")
-
-
-def print_metadata(kept: "Mapping[str, KeptColumn]") -> None:
-    """Print what lies beside the test examples, a line a column; nothing where that is nothing."""
-    from tasks.system.errors import cut
-
-    if not kept:
-        return
-    print()
-    rows = []
-    for name, one in list(kept.items())[:MAX_COLUMNS]:
-        told = f"{one.num_different:,} different values"
-        if one.lowest is not None and one.highest is not None:
-            told = f"from {_value(one.lowest, one.kind)} to {_value(one.highest, one.kind)}"
-        rows.append((cut(name), one.kind, f"{one.num_missing:,}", told))
-    tables.print_table(("metadata", "kind", "missing", "in the test split"), rows, right=("missing",))
-    tables.print_more(len(kept) - MAX_COLUMNS, "columns")
-
-
-def _value(value: float, kind: str) -> str:
-    """Return a number, or the day of a datetime, which is in days since 1970."""
-    import numpy as np  # Here and not above: no other table needs it. Python's own dates end with the year 9999.
-
-    return str(np.datetime64(math.floor(value), "D")) if kind == "datetime" else f"{value:.4g}"
-
-
-def print_quality(name: str, quality: "DataQuality | None") -> None:
-    """Print what each check says of a dataset, the findings first, and where the pictures lie."""
-    print()
-    if quality is None:
-        print(f"not checked yet: stratagem prepare --set dataset.name={name} --force")
-        return
-    told = sorted(quality.checks.items(), key=lambda one: not one[1].is_finding)
-    tables.print_rows({check: ("warning: " if result.is_finding else "") + result.text for check, result in told})
-    print(f"data/{name}/report")
-    for picture in quality.pictures:
-        print(f"data/{name}/report/{picture}")
 
 
 def _features(prepared: "PreparedDataset") -> list[str]:
@@ -246,70 +171,89 @@ def _features(prepared: "PreparedDataset") -> list[str]:
     ]
 
 
-@app.command()
-def push(name: Which = None, json: Json = False, debug: Debug = False) -> None:
-    """Copy prepared data to DVC's remote: `dvc remote add --default storage URL` adds one."""
-    with command(debug):
-        from tasks.operations import data_folders
+def push(name: str | None = NAME_OR_ALL) -> Result:
+    """Copy prepared data to DVC's remote.
 
-        _print_moved("pushed", data_folders.push(name), json)
+    `dvc remote add --default storage URL` adds a remote.
+    """
+    from tasks.operations import data_folders
 
-
-@app.command()
-def pull(name: Which = None, json: Json = False, debug: Debug = False) -> None:
-    """Bring the data that data/NAME/dvc.lock names from DVC's remote: nothing is downloaded or prepared then."""
-    with command(debug):
-        from tasks.operations import data_folders, preconditions
-
-        preconditions.check_writable()
-        _print_moved("pulled", data_folders.pull(name), json)
+    yield from _show_moved("pushed", data_folders.push(name))
 
 
-def _print_moved(how: str, datasets: "dict[str, PreparedDataset]", json: bool) -> None:
-    if json:
-        print(dumps({name: one.model_dump(mode="json") for name, one in datasets.items()}))
-        return
+def pull(name: str | None = NAME_OR_ALL) -> Result:
+    """Fetch prepared data from DVC's remote.
+
+    Fetches the data that data/NAME/dvc.lock names, instead of downloading the source and preparing them.
+    """
+    from tasks.operations import data_folders, preconditions
+
+    preconditions.check_writable()
+    yield from _show_moved("pulled", data_folders.pull(name))
+
+
+def _show_moved(how: str, datasets: "dict[str, PreparedDataset]") -> Result:
+    yield datasets
     for name, one in datasets.items():
         print(f"{how} data/{name}: data version {one.data_version}")
 
 
-@app.command()
 def diff(
-    first: Annotated[str, dataset_argument("A", "A dataset: NAME, or NAME@COMMIT as it was in a commit.")],
-    second: Annotated[str, dataset_argument("B", "Another one, or the same in another commit.")],
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Tell what differs between two prepared datasets: examples, classes, columns, statistics."""
-    with command(debug):
-        from tasks.operations import data_folders
+    first: str = dataset_argument("A", "A dataset: NAME, or NAME@COMMIT for its state in a commit."),
+    second: str = dataset_argument("B", "Another dataset, or the same one in another commit."),
+) -> Result:
+    """Compare two datasets: examples, classes, columns, statistics."""
+    from tasks.operations import data_folders
 
-        found = data_folders.diff(first, second)
-        print(found.model_dump_json()) if json else print_difference(found)
+    found = data_folders.diff(first, second)
+    yield found
+    print_difference(found)
 
 
 def print_difference(found: "DataDifference") -> None:
-    """Print what differs between two datasets, a line each."""
+    """Print the differences between two datasets."""
     if not found.differences:
         print(f"{found.first} and {found.second} are the same data")
         return
-    rows = [
-        (what, *("-" if value is None else value for value in values))
-        for what, values in list(found.differences.items())[:MAX_DIFFERENCES]
-    ]
-    tables.print_table(("", found.first, found.second), rows)
+    shown = dict(list(found.differences.items())[:MAX_DIFFERENCES])
+    tables.print_differences((found.first, found.second), shown)
     tables.print_more(len(found.differences) - MAX_DIFFERENCES, "differences")
 
 
-@app.command()
-def remove(name: Name, debug: Debug = False) -> None:
-    """Remove data/NAME with what was made of the dataset; its source, its runs and models, and files of yours stay."""
-    with command(debug):
-        from tasks import runs
-        from tasks.operations import data_folders
+def remove(name: str = NAME) -> None:
+    """Remove data/NAME and the prepared data.
 
-        for left in data_folders.remove(name):
-            print(f"left alone: {left}")
-        if made := [run for run in runs.list_runs(runs.RunFilter()).runs if run.dataset == name]:
-            print(f"left alone: what was trained on it ({len(made):,}): stratagem runs --dataset {name}")
-        print(f"removed data/{name}")
+    Keeps the source, the runs and models that used the data, and your own files.
+    """
+    from tasks.operations import data_folders
+    from tasks.runs import listing
+
+    for left in data_folders.remove(name):
+        print(f"kept: {left}")
+    if made := [run for run in listing.list_runs(listing.RunFilter()).runs if run.dataset == name]:
+        print(f"kept: its runs ({len(made):,}): stratagem runs --dataset {name}")
+    print(f"removed data/{name}")
+
+
+def download(recipes: list[str] = RECIPES, overrides: list[str] = SETTINGS) -> Result:
+    """Download the dataset and verify its archives."""
+    yield from _make("download", recipes, overrides)
+
+
+def prepare(
+    recipes: list[str] = RECIPES,
+    overrides: list[str] = SETTINGS,
+    force: bool = option("--force", "Prepare again even if nothing has changed."),
+) -> Result:
+    """Prepare the dataset for training, after a download if needed."""
+    yield from _make("prepare", recipes, overrides, force)
+
+
+def _make(stage: str, recipes: list[str], overrides: list[str], force: bool = False) -> Result:
+    from tasks import config
+    from tasks.operations import dvc_data, preconditions
+
+    preconditions.check_writable()
+    record = dvc_data.prepare_data(config.load(recipes, overrides), stage, force)
+    if record is not None:
+        yield from tables.show_record(record, ("name", "version", "data_version", "folder"))

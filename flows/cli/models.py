@@ -1,224 +1,185 @@
-"""The commands that use a trained model: `predict`, `serve-model`, `export`, `rollback`.
-
-The parameters of a command are its options, however many it has.
-"""
+"""The commands that use a trained model: `predict` and `models serve`, `export` and `rollback`."""
 
 import os
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from flows.cli import completion, tables
-from flows.cli.command import Debug, Json, command, run_argument
+from flows.cli.command import JSON, Result, argument, option, run_argument
+from tasks.system.errors import StratagemError, UserError, cut
 
 if TYPE_CHECKING:
-    from tasks.records import ExportedModel, Predicted, TensorShape
+    from tasks.records import TensorShape
 
-NO_INPUTS: list[str] = []
 MAX_PREDICTED = 6
-"""Columns of predictions."""
+"""The maximum number of columns in the table of predictions."""
 MODEL_HELP = (
-    "models:/NAME@ALIAS or models:/NAME/VERSION; a run by its id or the first letters of it; `latest`; or a file "
-    "FILE.keras. Without it, the only champion."
+    "models:/NAME@ALIAS or models:/NAME/VERSION; a run's id or the first characters of it; `latest`; or FILE.keras. "
+    "By default the only champion."
 )
-Inputs = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="[FILES|FOLDERS|-]",
-        help="Images and folders of images; files of lines of text, and folders whose files are a text each; tables "
-        "(.csv, .tsv, .jsonl, .parquet) with the columns that the model was trained on; arrays (.npy, .npz); - is "
-        "standard input.",
-        show_default=False,
-    ),
-]
-Model = Annotated[str | None, typer.Option("--model", metavar="MODEL", help=MODEL_HELP, autocompletion=completion.runs)]
+INPUTS = argument(
+    "[FILES|FOLDERS|-]",
+    "Images and folders of images; text files with a text per line, and folders with a text per file; tables "
+    "(.csv, .tsv, .jsonl, .parquet) with the columns of the training data; arrays (.npy, .npz); - is standard "
+    "input.",
+    show_default=False,
+    default=[],
+)
+MODEL = option("--model", MODEL_HELP, "MODEL", complete=completion.runs)
+
+
+def list_() -> Result:
+    """List the versions of registered models, with their aliases and the evidence for them."""
+    from tasks.process import stages
+
+    found = stages.list_versions()
+    yield found
+    if not found:
+        print("There are no versions yet: `stratagem run` registers a model that passes the gate.")
+    for one in found:
+        aliases = "".join(f" @{alias}" for alias in one.aliases)
+        figures = ", ".join(f"{key} {text}" for key, text in one.tags.items() if key.startswith("test/"))
+        lines = [f"run {one.run_id or 'unknown'}" + (f", {figures}" if figures else ""), one.tags.get("gate", "")]
+        tables.print_text(f"{one.name}/{one.version}{aliases}")
+        for line in filter(None, lines):
+            tables.print_text(f"  {line}")
 
 
 def predict(
-    inputs: Inputs = NO_INPUTS,
-    model: Model = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            metavar="FILE",
-            help="Written whole or not at all: .jsonl, .csv, .parquet, or .html with images.",
-        ),
-    ] = None,
-    format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="NAME",
-            help="Of the output: jsonl, csv, parquet, html. Without --output, jsonl and csv "
-            "go to standard output, each example as soon as it is computed.",
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an output that is there.")] = False,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, metavar="N", help="How many classes to print.")] = 1,
-    probabilities: Annotated[bool, typer.Option("--probabilities", help="Tell those of all classes.")] = False,
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, metavar="N", help="Examples that are computed at once.")
-    ] = None,
-    encoding: Annotated[str, typer.Option("--encoding", metavar="NAME", help="Of texts in files.")] = "utf-8",
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Tell what a trained model makes of raw inputs: images of any size, texts, rows of a table.
+    inputs: list[str] = INPUTS,
+    model: str | None = MODEL,
+    output: Path | None = option(
+        "--output",
+        "Output file, written completely or not at all: .jsonl, .csv, .parquet, or .html with images.",
+        "FILE",
+    ),
+    format: str | None = option(
+        "--format",
+        "Format of the output: jsonl, csv, parquet, html. Without --output, jsonl and csv go to standard "
+        "output, each example as soon as it is computed.",
+        "NAME",
+    ),
+    force: bool = option("--force", "Replace an existing output."),
+    top_k: int = option("--top-k", "Number of classes to print.", "N", min=1, default=1),
+    probabilities: bool = option("--probabilities", "Print the probabilities of all classes."),
+    batch_size: int | None = option("--batch-size", "Number of examples to compute at once.", "N", min=1),
+    encoding: str = option("--encoding", "Encoding of texts in files.", "NAME", default="utf-8"),
+    json: bool = JSON,
+) -> Result:
+    """Predict with a trained model: images, texts, tables, arrays.
 
-    What is broken has its error in place of a prediction, and the others have theirs; the exit code is then 1.
+    A broken example gets an error instead of a prediction; the others get predictions, and the exit code is 1.
     """
-    with command(debug):
-        from tasks.operations import model_use
-        from tasks.system.errors import StratagemError, UserError
+    from tasks.operations import model_use
 
-        if json and output is None and format is not None:
-            raise UserError("--json and --format both print to standard output: give --output FILE, or one of them")
-        found = model_use.predict(inputs, model, output, format, force, top_k, probabilities, batch_size, encoding)
-        if json:
-            print(found.model_dump_json())
-        elif format is None or output is not None:
-            _print_predictions(found)
-        if found.num_failed:
-            raise StratagemError(
-                f"{found.num_failed:,} of {found.num_examples:,} examples have no prediction: the column `error` says "
-                "why"
-            )
-
-
-def _print_predictions(result: "Predicted") -> None:
-    """Print the first predictions, how many there are of each class, and where the file with all of them lies."""
-    from tasks.system.errors import cut
-
-    several = len({row["source"] for row in result.first}) > 1
-    hidden = {"source"} if not several and any(row["row"] is not None for row in result.first) else set()
-    if all(row["row"] is None for row in result.first):
-        hidden |= {"row"}
-    if not any(row["error"] for row in result.first):
-        hidden |= {"error"}
-    names = [name for name in (result.first[0] if result.first else ()) if name not in hidden]
-    shown = names[:MAX_PREDICTED]
-    # Of an error each word counts.
-    rows = [[row[name] if name == "error" else _cell(row[name]) for name in shown] for row in result.first]
-    tables.print_table(shown, rows, right=[name for name in shown if name.startswith(("row", "probability"))])
-    if len(names) > MAX_PREDICTED:
-        print(f"and {len(names) - MAX_PREDICTED} columns more: --output or --format has all")
-    if (more := result.num_examples - len(result.first)) > 0:
-        print(f"and {more:,} examples more" + ("" if result.output else ": --output or --format has all"))
-    most = sorted(result.counts.items(), key=lambda one: (-one[1], one[0]))
-    counts = cut(", ".join(f"{name}: {count:,}" for name, count in most))
-    about = {"model": result.model, "examples": f"{result.num_examples:,}, {result.num_failed:,} failed"}
-    about |= {"predicted": counts} if counts else {}
-    print()
-    tables.print_rows(about | {"on": ", ".join(result.devices), "seconds": f"{result.seconds:.1f}"})
-    if result.output is not None:
-        print(result.output)
+    if json and output is None and format is not None:
+        raise UserError("--json and --format both print to standard output: give --output FILE, or one of them")
+    found = model_use.predict(inputs, model, output, format, force, top_k, probabilities, batch_size, encoding)
+    yield found
+    if format is None or output is not None:
+        hidden = {name for name in ("row", "error") if all(row[name] in (None, "") for row in found.first)}
+        if len({row["source"] for row in found.first}) == 1 and "row" not in hidden:
+            hidden |= {"source"}
+        names = [name for name in (found.first[0] if found.first else ()) if name not in hidden]
+        shown = names[:MAX_PREDICTED]
+        # Do not cut errors.
+        rows = [[row[name] if name == "error" else _cell(row[name]) for name in shown] for row in found.first]
+        tables.print_table(shown, rows, right=[name for name in shown if name.startswith(("row", "probability"))])
+        if len(names) > MAX_PREDICTED:
+            print(f"and {len(names) - MAX_PREDICTED} more columns: --output or --format shows all")
+        if (more := found.num_examples - len(found.first)) > 0:
+            print(f"and {more:,} more examples" + ("" if found.output else ": --output or --format shows all"))
+        most = sorted(found.counts.items(), key=lambda one: (-one[1], one[0]))
+        counts = cut(", ".join(f"{name}: {count:,}" for name, count in most))
+        about = {"model": found.model, "examples": f"{found.num_examples:,}, {found.num_failed:,} failed"}
+        about |= {"predicted": counts} if counts else {}
+        print()
+        tables.print_rows(about | {"on": ", ".join(found.devices), "seconds": f"{found.seconds:.1f}"})
+        if found.output is not None:
+            print(found.output)
+    if found.num_failed:
+        raise StratagemError(
+            f"{found.num_failed:,} of {found.num_examples:,} examples have no prediction: the column `error` says why"
+        )
 
 
 def _cell(value: object) -> str:
-    from tasks.system.errors import cut
-
     if isinstance(value, float):
         return f"{value:.4g}"
     return "" if value is None else cut(str(value), 60)
 
 
-def serve_model(
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=MODEL_HELP, show_default=False)] = None,
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, metavar="N", help="Of 127.0.0.1; 0 is any that is free.")
-    ] = 5001,
-    poll: Annotated[
-        float, typer.Option("--poll", min=0.1, metavar="SECONDS", help="How often it is looked where the alias is.")
-    ] = 2.0,
-    json: Json = False,
-    debug: Debug = False,
+def serve(
+    model: str | None = argument("[MODEL]", MODEL_HELP, show_default=False, default=None),
+    port: int = option("--port", "Port on 127.0.0.1; 0 takes a free one.", "N", min=0, max=65535, default=5001),
+    poll: float = option("--poll", "How often to look up the alias.", "SECONDS", min=0.1, default=2.0),
+    json: bool = JSON,
 ) -> None:
-    """Serve a model on 127.0.0.1 until Ctrl-C, by the protocol of MLflow's scoring server; it follows the alias.
+    """Serve a model on 127.0.0.1 until Ctrl-C.
 
-    The key is random at each start; or what STRATAGEM_KEY holds, USER:PASSWORD.
+    Uses the protocol of MLflow's scoring server, and loads the new version when the alias moves. Each start creates a
+    random key, unless STRATAGEM_KEY contains one as USER:PASSWORD.
     """
-    with command(debug):
-        from flows.operate.prefect_server import make_password
-        from tasks.operations import model_use
-        from tasks.records import Serving
-        from tasks.system.errors import UserError
+    from flows.operate.prefect_server import make_password
+    from tasks.operations import model_use
 
-        key = os.environ.get("STRATAGEM_KEY") or make_password()
-        user, colon, password = key.partition(":")
-        if not (user and colon and password):
-            raise UserError("STRATAGEM_KEY: write it as USER:PASSWORD, or unset it: then the password is random")
+    key = os.environ.get("STRATAGEM_KEY") or make_password()
+    user, colon, password = key.partition(":")
+    if not (user and colon and password):
+        raise UserError("STRATAGEM_KEY: write it as USER:PASSWORD, or unset it for a random password")
 
-        def tell(serving: Serving) -> None:
-            address = f"http://127.0.0.1:{serving.port}"
-            if json:
-                found = {"url": address, "model": serving.model, "user": user, "password": password}
-                print(dumps(found), flush=True)
-                return
-            print(f"Model    {serving.model}")
-            print(f"Ask      {address}/invocations; /schema, /version, /health")
-            secret = "that of STRATAGEM_KEY" if os.environ.get("STRATAGEM_KEY") else password
-            print(f"User     {user}, password {secret}   by Basic authentication", flush=True)
-            print("Ctrl-C ends it.", flush=True)
+    def tell(model: str, port: int) -> None:
+        address = f"http://127.0.0.1:{port}"
+        if json:
+            found = {"url": address, "model": model, "user": user, "password": password}
+            print(dumps(found), flush=True)
+            return
+        print(f"Model    {model}")
+        print(f"Ask      {address}/invocations; /schema, /version, /health")
+        secret = "that of STRATAGEM_KEY" if os.environ.get("STRATAGEM_KEY") else password
+        print(f"User     {user}, password {secret}   by Basic authentication", flush=True)
+        print("Press Ctrl-C to stop it.", flush=True)
 
-        model_use.serve(model, port, poll, key, tell)
+    model_use.serve(model, port, poll, key, tell)
 
 
 def export(
-    run_id: Annotated[
-        str,
-        run_argument(
-            "A run by its id or the first letters of it; `latest`; models:/NAME@ALIAS or models:/NAME/VERSION."
-        ),
-    ],
-    format: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="NAME",
-            help="A file of tasks/serving/formats/, such as keras or savedmodel.",
-            autocompletion=completion.formats,
-        ),
-    ],
-    to: Annotated[
-        Path | None,
-        typer.Option("--to", metavar="FOLDER", help="A folder that is not there yet; without it, one of the run's."),
-    ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", metavar="latest|best", help="Without it, the latest.")
-    ] = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Write the model of a run as files of a format, and compare what these give with Keras on the test split.
+    run_id: str = run_argument(
+        "A run's id or the first characters of it; `latest`; models:/NAME@ALIAS or models:/NAME/VERSION."
+    ),
+    format: str = option(
+        "--format",
+        "The format: a file name in tasks/serving/formats/, such as keras or savedmodel.",
+        "NAME",
+        complete=completion.formats,
+        default=...,
+    ),
+    to: Path | None = option("--to", "A new folder; by default one in the run's folder.", "FOLDER"),
+    checkpoint: str | None = option("--checkpoint", "Which model; by default the latest.", "latest|best"),
+) -> Result:
+    """Export a model and compare it with Keras.
 
-    Beside the files lies export.json: where the model comes from, what it takes and gives, and the sha256 of each file.
+    Compares the outputs on the test split. export.json records the model's run and data, its inputs and outputs, and
+    the sha256 of each file.
     """
-    with command(debug):
-        from tasks.operations import pipeline
-        from tasks.process import client, stages
-        from tasks.serving import formats
-
-        formats.find_format(format)
-        settings, prepared, running, which = pipeline.find_model(run_id, checkpoint)
-        folder = str(to.absolute()) if to is not None else None
-        result = stages.export(settings, prepared=prepared, run=running, format=format, checkpoint=which, folder=folder)
-        client.stop_processes()
-        print(result.model_dump_json()) if json else print_export(result)
-
-
-def print_export(result: "ExportedModel") -> None:
-    """Print what an export ends with: what the model takes and gives, how far it is from Keras, where it lies."""
+    from tasks.operations import pipeline
+    from tasks.process import client, stages
     from tasks.records import HEADLINES
+    from tasks.serving import formats
 
+    formats.find_format(format)
+    settings, prepared, running, which = pipeline.find_model(run_id, checkpoint)
+    folder = str(to.absolute()) if to is not None else None
+    result = stages.export(settings, prepared=prepared, run=running, format=format, checkpoint=which, folder=folder)
+    client.stop_processes()
+    yield result
     rows = {
         "run": result.run_id,
         "checkpoint": result.checkpoint,
         "format": result.format,
-        "takes": ", ".join(f"{one.name}: {_shape(one)}" for one in result.inputs),
-        "gives": ", ".join(map(_shape, result.outputs)),
+        "inputs": ", ".join(f"{one.name}: {_shape(one)}" for one in result.inputs),
+        "outputs": ", ".join(map(_shape, result.outputs)),
         "checked": f"{result.num_examples:,} test examples, at most {result.max_difference:.2g} from Keras",
         "files": ", ".join(result.files),
     }
@@ -226,7 +187,7 @@ def print_export(result: "ExportedModel") -> None:
         name = next(f"test/{name}" for name in HEADLINES.values() if f"test/{name}" in result.metrics)
         rows["rounded"] = f"{name} {result.metrics[name]:.4f}, Keras' {result.keras_metrics[name]:.4f}"
     tables.print_rows(rows)
-    print(result.folder)  # On a line of its own, as nothing shorter can be opened.
+    print(result.folder)  # On its own line, to be copied.
 
 
 def _shape(one: "TensorShape") -> str:
@@ -234,12 +195,13 @@ def _shape(one: "TensorShape") -> str:
 
 
 def rollback(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A registered model, such as digits-convnet2.")],
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Move @champion of a registered model back to the version that had it before, if that still gives what it gave."""
-    with command(debug):
-        from tasks.operations import pipeline
+    model: str = argument("MODEL", "A registered model, such as digits-convnet2."),
+) -> Result:
+    """Move a model's @champion back to the previous version.
 
-        tables.print_record(pipeline.rollback(model), json, ("model_name", "before", "now", "missing", "loaded_back"))
+    That version is loaded first, and must reproduce the outputs of its evaluation.
+    """
+    from tasks.process import stages
+
+    done = stages.roll_back(model=model)
+    yield from tables.show_record(done, ("model_name", "before", "now", "missing", "loaded_back"))

@@ -1,152 +1,164 @@
-"""The commands that operate a machine: its servers and worker, and what stays to be told to MLflow and Prefect."""
+"""The commands that operate a machine: servers, worker, and deliveries to MLflow and Prefect."""
 
-from json import dumps
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from collections import Counter
 
-import typer
+from flows.cli.command import Result, is_verbose, option
+from flows.cli.tables import format_moment, format_seconds
+from tasks.system.errors import listed
 
-from flows.cli.command import Debug, Json, command
-
-if TYPE_CHECKING:
-    from tasks.records import Sync
+MOST_LISTED = 20
 
 
 def up(
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return when everything answers; `stratagem down` ends it.")
-    ] = False,
-    debug: Debug = False,
+    detach: bool = option("--detach -d", "Return when everything answers; `stratagem down` stops it."),
 ) -> None:
-    """Start Prefect's server, the deployments, a worker and MLflow's pages on 127.0.0.1, and keep them running.
+    """Start the servers, a worker and the schedules.
 
-    Programs that die restart, and a training that died with them continues. If everything runs already, the command
-    says so and ends. It runs until Ctrl-C, or `stratagem down`.
+    Runs Prefect's server with the deployments, a worker and MLflow's pages on 127.0.0.1, until Ctrl-C or `stratagem
+    down`. Restarts programs that die, and continues a training that died with them. If everything is running already,
+    the command only applies the current prefect.yaml.
     """
-    with command(debug):
-        from flows.operate import operation, supervisor
-        from tasks.operations import preconditions
+    from flows.operate import operation
+    from flows.operate import up as programs
+    from tasks.operations import preconditions
 
-        preconditions.check_writable()
-        supervisor.check_environment()
-        if operation.is_held():
-            print("It runs already.")
-        elif detach:
-            if not supervisor.start_in_background():
-                print("It runs already.")
-        elif supervisor.keep(lambda: _print_addresses("Ctrl-C ends all.")):
-            return
-        else:
-            print("It runs already.")
-        _print_addresses("`stratagem down` ends all.")
+    preconditions.check_writable()
+    programs.check_environment()
+    held = operation.is_held()
+    if not held and not detach and programs.keep(lambda: _print_addresses("Press Ctrl-C to stop everything.")):
+        return
+    if held or not detach or not programs.start_in_background():
+        print("It is already running.")
+        programs.deploy()
+    _print_addresses("`stratagem down` stops everything.")
 
 
 def _print_addresses(last: str) -> None:
-    from flows.operate import operation
+    from flows.operate import operation, servers
 
     state = operation.load()
     for one in state.services if state else ():
         if one.address:
             print(f"{one.name:9}{one.address}", flush=True)
-    print("password mlruns/up/key has it, as user:password", flush=True)
+        for address in servers.runs_links(one.address, operation.private_key()) if one.name == "mlflow" else ():
+            print(f"runs     {address}", flush=True)
+    print("password in mlruns/up/key, as user:password", flush=True)
     print("shell    source mlruns/up/environment", flush=True)
+    if operation.removed_file().exists():
+        print(operation.removed_file().read_text(encoding="utf-8"), end="")
     print(last, flush=True)
 
 
-def down(debug: Debug = False) -> None:
-    """End what `stratagem up` keeps running; a training saves its step first, and goes on with the next `up`."""
-    with command(debug):
-        from flows.operate import operation
+def down() -> None:
+    """Stop what `stratagem up` started.
 
-        print("Everything has ended." if operation.take_down() else "Nothing runs here.")
-
-
-def status(json: Json = False, debug: Debug = False) -> None:
-    """Tell what `stratagem up` keeps running, what trains, what waits and what comes next.
-
-    The exit code is 0 where everything runs, and 1 where not.
+    A training saves its step first, and continues with the next `up`.
     """
-    with command(debug):
-        from flows.operate import operation_status
+    from flows.operate import operation
 
-        found: dict[str, Any] = operation_status.collect()
-        print(dumps(found)) if json else operation_status.show(found)
-        if not found["well"]:
-            raise SystemExit(1)
+    print("Everything has stopped." if operation.take_down() else "No servers are running.")
 
 
-def ui(debug: Debug = False) -> None:
-    """Serve the MLflow UI and a Prefect server on 127.0.0.1 until Ctrl-C."""
-    with command(debug):
-        from flows.operate import prefect_server
-        from flows.operate.ui import serve
+def status() -> Result:
+    """Show what runs, what waits and what is scheduled.
 
-        prefect_server.set_environment(debug)
-        serve()
+    Also how far each training is, the last result, and what failed in the last 24 hours.
+
+    The exit code is 0 if everything that `stratagem up` starts is running, else 1.
+    """
+    from flows.operate import operation
+
+    found = operation.collect()
+    yield found
+    if not found["up"]:
+        print("No servers are running: `stratagem up` starts them.")
+    elif found["pid"] is None:
+        print("It is starting.")
+    else:
+        print(f"up since {found['since']}, process {found['pid']}, {found['phase']}")
+        for one in found["services"]:
+            how = "answers" if one["answers"] else "runs, does not answer" if one["runs"] else "is starting"
+            count = "once" if one["restarts"] == 1 else f"{one['restarts']} times"
+            again = f", restarted {count} (last: {one['last_end']})" if one["restarts"] else ""
+            print(f"  {one['name']:9}{how:23}{one['address'] or one['log']}{again}")
+        for one in found["deployments"]:
+            when = "paused" if one["paused"] else f"next {one['next']}" if one["next"] else "on request"
+            print(f"  {one['name']:20}{when}")
+    for title in ("training", "waiting"):
+        for one in found[title][:MOST_LISTED]:
+            print(f"  {title:9}{one['name']}, {one['state']}, flow run {one['id']}")
+        if len(found[title]) > MOST_LISTED:
+            print(f"  {title:9}and {len(found[title]) - MOST_LISTED} more")
+    for one in found["runs"]["running"]:
+        left = f", about {format_seconds(one['seconds_left'])} left" if one["seconds_left"] is not None else ""
+        print(f"  running  {one['name']}, epoch {one['epoch']} of {one['epochs']}{left}")
+    if (latest := found["runs"]["latest"]) is not None:
+        result = f", {latest['headline']} {latest['metrics'][latest['headline']]:.4f}" if latest["headline"] else ""
+        print(f"  finished {latest['name']}{result}, {format_moment(latest['ended'])}")
+    for name, reason in found["runs"]["failed"].items():
+        print(f"  failed   {name}, {reason}")
+    for one in found["failed"]:
+        print(f"  failed   {one['name']}, {one['state']}: {one['reason']}, flow run {one['id']}")
+    if found["lost_notice"]:
+        print("  the last notice was lost (STRATAGEM_NOTIFY): mlruns/notifications/lost")
+    if not found["well"]:
+        raise SystemExit(1)
 
 
-def reconcile(json: Json = False, debug: Debug = False) -> None:
-    """End the runs of killed processes in MLflow, Prefect and mlruns/, and deliver what MLflow was not told."""
-    with command(debug):
-        from flows.operate import prefect_server
-        from tasks.operations import preconditions
+def ui() -> None:
+    """Serve MLflow's and Prefect's pages on 127.0.0.1 until Ctrl-C."""
+    from flows.operate import prefect_server
+    from flows.operate.servers import show_pages
+    from tasks.operations import preconditions
 
-        preconditions.check_writable()
-        prefect_server.set_environment(debug)
-        server = prefect_server.start_server()
-        from flows.operate.reconciliation import reconcile
+    preconditions.check_writable()
+    prefect_server.set_environment(is_verbose())
+    show_pages()
 
-        if server is not None:
-            server.await_ready()
-        ended, kept = reconcile()
-        if json:
-            print(dumps({"ended": [record.model_dump() for record in ended], "undelivered": kept}))
-            return
-        for record in ended:
-            print(f"{record.what} is {record.status} now: {record.reason}")
-        for run_id in kept:
-            print(f"run {run_id} has more to tell its MLflow store, which does not answer or is not the one set now")
-        if not ended and not kept:
-            print("There is nothing to end.")
+
+def reconcile() -> Result:
+    """Record in MLflow and Prefect which runs were killed.
+
+    Also copies the runs that the MLflow server does not have.
+    """
+    from flows.operate import prefect_server
+    from tasks.operations import pipeline, preconditions
+    from tasks.runs import entries
+
+    preconditions.check_writable()
+    prefect_server.set_environment(is_verbose())
+    server = prefect_server.start_server()
+    from flows.operate.reconciliation import end_crashed_flow_runs
+
+    if server is not None:
+        server.await_ready()
+    ended = [*end_crashed_flow_runs(), *pipeline.reconcile()]
+    kept = [run.run_id for run in entries.find_uncopied()]
+    yield {"ended": ended, "undelivered": kept}
+    for record in ended:
+        print(f"{record.what} is now {record.status}: {record.reason}")
+    for run_id in kept:
+        print(f"run {run_id} is not completely on the MLflow server, which does not answer or is not set")
+    if not ended and not kept:
+        print("There is nothing to record.")
 
 
 def sync(
-    to: Annotated[
-        str | None,
-        typer.Option("--to", metavar="URI", help="http://HOST:PORT or sqlite:///FILE; without it MLFLOW_TRACKING_URI."),
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            metavar="FOLDER",
-            help="The mlruns/ of another machine, copied whole; without it, this one's.",
-        ),
-    ] = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Bring runs that were made without the team's MLflow server to it, with their models and versions.
+    to: str | None = option("--to", "http://HOST:PORT or sqlite:///FILE; by default MLFLOW_TRACKING_URI.", "URI"),
+) -> Result:
+    """Copy runs to a team's MLflow server.
 
-    What is there already is not made twice, and an interrupted sync goes on. A run that has not ended is left out.
+    Copies their models and versions too, and registers models that waited for the server. Copies nothing twice,
+    continues an interrupted sync, and skips runs that have not ended.
     """
-    with command(debug):
-        from tasks.operations import pipeline
+    from tasks.operations import pipeline
 
-        done = pipeline.sync(to, folder)
-        print(done.model_dump_json()) if json else print_sync(done)
-
-
-def print_sync(done: "Sync") -> None:
-    """Print how many runs were brought to a store, and what stays to be seen to; the runs were told as they came."""
-    from collections import Counter
-
-    from tasks.system.errors import listed
-
+    done = pipeline.sync(to)
+    yield done
     for note in done.notes:
         print(note)
     if not done.runs:
-        print("There is no run to deliver.")
+        print("There are no runs to copy.")
         return
     counts = Counter(one.outcome for one in done.runs)
     print(f"{done.to}: {', '.join(f'{counts[outcome]} {outcome}' for outcome in sorted(counts))}")

@@ -1,114 +1,86 @@
 """The commands about a project and its machine: `init`, `doctor`, `recipes`, `strategies`."""
 
 from collections import Counter
-from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import typer
+from rich.text import Text
 
 from flows.cli import completion, tables
-from flows.cli.command import Debug, Json, command
-
-if TYPE_CHECKING:
-    from tasks.records import Health
+from flows.cli.command import Result, argument, option
+from tasks.system.errors import UserError, printable
 
 
 def init(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A new folder; or one without files of these names.")],
-    git: Annotated[
-        bool | None,
-        typer.Option("--git/--no-git", help="Make a git repository there. Without either, where it is in none."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be made; nothing is.")] = False,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Make a new project: params.yaml, recipes, the dataset digits, what DVC and Prefect need.
+    folder: str = argument("FOLDER", "A new folder, or one without files of these names."),
+    git: bool | None = option(
+        "--git/--no-git", "Create a git repository; by default unless the folder is in one.", default=None
+    ),
+    dry_run: bool = option("--dry-run -n", "Only list the files that it would create."),
+) -> Result:
+    """Create a new project.
 
-    The code is not part of it, and stays where it is installed.
+    It has params.yaml, recipes, the dataset digits, and the files of DVC and Prefect. The code stays where it is
+    installed.
     """
-    with command(debug):
-        from shlex import quote
+    from shlex import quote
 
-        from tasks.operations import new_project
-        from tasks.system.errors import UserError
+    from tasks.operations import new_project
 
-        if not folder:  # A variable of a shell that is not set: as a path it would be the current folder.
-            raise UserError("FOLDER is empty: name the folder of the new project; . is this one")
-        made = new_project.make(Path(folder), git, dry_run)
-        if json:
-            print(made.model_dump_json())
-            return
-        if dry_run:
-            print(f"would make {made.folder}" + (", a git repository, with" if made.git else " with"))
-            print("\n".join(made.files))
-            return
-        print(f"made {made.folder}: {len(made.files)} files" + (", and a git repository" if made.git else ""))
-        print(f"next: cd {quote(folder)} && stratagem run")
-        if made.git:
-            print("      git add --all && git commit -m 'The project', so that runs name a commit")
+    if not folder:  # From an unset shell variable; as a path it would mean the current folder.
+        raise UserError("FOLDER is empty: name the folder of the new project; . is the current folder")
+    made = new_project.make(Path(folder), git, dry_run)
+    yield made
+    if dry_run:
+        print(f"would create {made.folder}" + (", a git repository, with" if made.git else " with"))
+        print("\n".join(made.files))
+        return
+    print(f"created {made.folder}: {len(made.files)} files" + (", and a git repository" if made.git else ""))
+    print(f"next: cd {quote(folder)} && stratagem run")
+    if made.git:
+        print("      git add --all && git commit -m 'The project', so that runs name a commit")
 
 
 def doctor(
-    checks: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="CHECK", help="Such as disk or dvc; without one, all.", autocompletion=completion.checks
-        ),
-    ] = None,
-    devices: Annotated[
-        bool, typer.Option("--devices", help="Also ask TensorFlow which devices it sees: some seconds.")
-    ] = False,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Look at this machine and this project, and say what is wrong and which command mends it.
+    checks: list[str] | None = argument(
+        "CHECK", "A check such as disk or dvc; by default all.", complete=completion.checks, default=None
+    ),
+    devices: bool = option("--devices", "Also ask TensorFlow which devices it sees; takes some seconds."),
+) -> Result:
+    """Check this machine and this project.
 
-    It changes nothing. The exit code is 1 where there is an error; a warning alone is 0.
+    Reports problems and the commands that fix them, and changes nothing. The exit code is 1 if there is an error, and 0
+    if there are only warnings.
     """
-    with command(debug):
-        from tasks.operations import doctor
-
-        health = doctor.examine(checks or (), devices)
-        print(health.model_dump_json()) if json else print_health(health)
-    if health.worst == "error":
-        raise typer.Exit(1)
-
-
-def print_health(health: "Health") -> None:
-    """Print a finding a line, and below one that is no good what mends it."""
-    from rich.text import Text
-
+    from tasks.operations import doctor
     from tasks.records import LEVELS
-    from tasks.system.errors import printable
 
+    health = doctor.examine(checks or (), devices)
+    yield health
     rows: list[tuple[Text, ...]] = []
     colours = {"ok": "green", "warning": "yellow", "error": "red"}
     for finding in health.findings:
         level = Text(finding.level, style=colours[finding.level])
         rows.append((level, Text(finding.check), Text(printable(finding.text))))
-        if finding.mend is not None:
-            rows.append((Text(), Text(), Text(printable(f"-> {finding.mend}"))))
+        if finding.fix is not None:
+            rows.append((Text(), Text(), Text(printable(f"-> {finding.fix}"))))
     tables.print_table(("level", "check", "text"), rows, whole=("level", "check"), show_header=False)
     counts = Counter(finding.level for finding in health.findings)
     print(", ".join(f"{counts[level]} {level}" for level in reversed(LEVELS) if counts[level]))
+    if health.worst == "error":
+        raise SystemExit(1)
 
 
-def recipes(json: Json = False) -> None:
+def recipes() -> Result:
     """List the recipes."""
-    with command(False):
-        from tasks import config
+    from tasks import config
 
-        known = config.recipes(config.project_root())
-        if json:
-            print(dumps({name: str(path) for name, path in known.items()}))
-            return
-        tables.print_table(("recipe", "what it is"), [(name, _description(path)) for name, path in known.items()])
+    known = config.recipes(config.project_root())
+    yield known
+    tables.print_table(("recipe", "what it is"), [(name, _description(path)) for name, path in known.items()])
 
 
 def _description(recipe: Path) -> str:
-    """Return what a recipe's first comment says it is: all of its lines, up to the first command to type."""
+    """Return the description in a recipe's first comment, up to its first example command."""
     from tasks.system import files
 
     try:
@@ -124,48 +96,31 @@ def _description(recipe: Path) -> str:
     return " ".join(lines)
 
 
-def strategies(
-    json: Json = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table that docs/strategies.md has.")] = False,
-) -> None:
-    """List the strategies and what each offers, with the reasons for what it does not."""
-    with command(False):
-        from tasks import config
-
-        if json:
-            offered_by, kinds = offers(), config.strategy_kinds()
-            offered = {
-                kind: {
-                    "backend": section.backend,
-                    "loops": section.loops,
-                    "offers": [feature for feature, by in offered_by.items() if by[kind] is None],
-                    "refuses": {feature: by[kind] for feature, by in offered_by.items() if by[kind] is not None},
-                }
-                for kind, section in kinds.items()
-            }
-            print(dumps(offered))
-        elif markdown:
-            print(offers_page(), end="")
-        else:
-            print_strategies()
-
-
-def print_strategies() -> None:
-    """Print what each strategy offers, with the reasons for what it does not."""
+def strategies() -> Result:
+    """List the strategies, what they support, and why not the rest."""
     from tasks import config
 
-    rows, reasons = offers_cells()
-    kinds = config.strategy_kinds()
+    reasons, kinds = offers(), config.strategy_kinds()
+    yield {
+        kind: {
+            "backend": section.backend,
+            "loops": section.loops,
+            "offers": [feature for feature, by in reasons.items() if by[kind] is None],
+            "refuses": {feature: by[kind] for feature, by in reasons.items() if by[kind] is not None},
+        }
+        for kind, section in kinds.items()
+    }
+    rows, numbered = offers_cells()
     headings = [kind.replace("_", "_\n") for kind in kinds]
     cells = [(_fold(feature, 22), *marks) for feature, *marks in rows]
     tables.print_table(("--set", *headings), cells, bottom=headings, gap=1)
-    tables.print_rows(reasons)
+    tables.print_rows(numbered)
     for backend in dict.fromkeys(section.backend for section in kinds.values()):
         print(f"on {backend}: {', '.join(kind for kind in kinds if kinds[kind].backend == backend)}")
 
 
 def offers() -> dict[str, dict[str, str | None]]:
-    """Return by feature and kind of strategy why the strategy does not offer it; None if it does."""
+    """Return, by feature and strategy, the reason why the strategy does not support it; None if it does."""
     from tasks import config
 
     kinds = config.strategy_kinds()
@@ -183,7 +138,7 @@ def offers() -> dict[str, dict[str, str | None]]:
 
 
 def offers_cells() -> tuple[list[list[str]], dict[str, str]]:
-    """Return one row per feature (its name, then a cell per strategy), and the reasons by the number in a cell."""
+    """Return one row per feature (its name and a cell per strategy), and the reasons by their number in the cells."""
     reasons: dict[str, int] = {}
     rows = []
     for feature, by_kind in offers().items():
@@ -195,23 +150,8 @@ def offers_cells() -> tuple[list[list[str]], dict[str, str]]:
     return rows, {f"({number})": reason for reason, number in reasons.items()}
 
 
-def offers_page() -> str:
-    """Return the table of docs/strategies.md: what each strategy offers."""
-    from tasks import config
-    from tasks.reports.tables import markdown_table
-
-    rows, reasons = offers_cells()
-    kinds = config.strategy_kinds()
-    header = ["", *(f"`{kind}`" for kind in kinds)]
-    backends = ["Keras backend", *(section.backend for section in kinds.values())]
-    rows = [[f"`{feature}`", *marks] for feature, *marks in rows]
-    lines = [*markdown_table(header, [backends, *rows], num_texts=len(header)), ""]
-    lines += [f"- {number} {reason}" for number, reason in reasons.items()]
-    return "\n".join(lines) + "\n"
-
-
 def _fold(name: str, width: int) -> str:
-    """Return a long name in two lines, broken after `=`, `_` or `.`."""
+    """Return a long name on two lines, split after `=`, `_` or `.`."""
     if len(name) <= width:
         return name
     cut = max(name.rfind(sign, 0, width) for sign in "=_.") + 1

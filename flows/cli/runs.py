@@ -1,122 +1,80 @@
-"""`stratagem runs`: the runs in mlruns/, listed, shown, compared, and pruned where the disk is full.
+"""`stratagem runs`: lists, shows, compares, reproduces and prunes the runs in mlruns/; and `stratagem trace`."""
 
-The parameters of a command are its options, however many it has.
-"""
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from rich.filesize import decimal
+from rich.text import Text
+from rich.tree import Tree
 
 from flows.cli import completion
-from flows.cli.command import Debug, Json, command, run_argument
+from flows.cli.command import Result, option, run_argument
 from flows.cli.tables import (
     SHORT,
-    format_bytes,
     format_moment,
     format_value,
+    print_differences,
     print_metrics,
     print_rows,
     print_table,
     print_text,
+    shorten_digest,
 )
+from tasks.system.errors import printable
 
 if TYPE_CHECKING:
-    from tasks.records import Pruning, RunDetails, RunDifference, RunLine, RunList
-
-app = typer.Typer(
-    help="List the runs, the newest first; show one, compare two, or remove what old ones take on the disk.",
-    invoke_without_command=True,
-)
+    from tasks.records import Link, RunDetails, RunDifference, RunLine
 
 SHOWN = 20
-
 MAX_LEFT = 10
+MAX_LINKS = 30
+DIGESTS = ("code", "settings")
+# Facts that `trace` prints without their name.
+PLAIN = ("status", "dataset", "model", "strategy", "aliases", "subject", "state")
+NAMED = "Its id or the first characters of it, or `latest`."
+DATASET = option("--dataset", "Only runs on this dataset.", "NAME", complete=completion.datasets)
 
 
-NAMED = "Its id, the first letters of it, or `latest`."
-Dataset = Annotated[
-    str | None,
-    typer.Option("--dataset", metavar="NAME", help="Only runs on this dataset.", autocompletion=completion.datasets),
-]
-
-
-@app.callback()
-def list_runs(
-    context: typer.Context,
-    dataset: Dataset = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            "--strategy",
-            metavar="KIND",
-            help="Only runs under this strategy.",
-            autocompletion=completion.strategies,
-        ),
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="DATE|7d", help="Only runs that began on this day or since; or so long ago."),
-    ] = None,
-    status: Annotated[
-        str | None,
-        typer.Option("--status", metavar="S", help="Only running, finished, failed, killed or crashed ones."),
-    ] = None,
-    sort: Annotated[
-        str | None,
-        typer.Option(
-            "--sort", metavar="METRIC", help="By test/accuracy or another metric, examples_per_second or bytes."
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, metavar="N", help="So many at most; 20 where it is a table.")
-    ] = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
+def list_(
+    dataset: str | None = DATASET,
+    strategy: str | None = option(
+        "--strategy", "Only runs under this strategy.", "KIND", complete=completion.strategies
+    ),
+    since: str | None = option("--since", "Only runs that began since this day, or in the last 7 days.", "DATE|7d"),
+    status: str | None = option("--status", "Only runs that are running, finished, failed or killed.", "S"),
+    sort: str | None = option(
+        "--sort", "Sort by a metric such as test/accuracy, by examples_per_second or by bytes.", "METRIC"
+    ),
+    limit: int | None = option("--limit", "Number of runs to list; 20 by default, all with --json.", "N", min=1),
+) -> Result:
     """List the runs, the newest first."""
-    if context.invoked_subcommand is not None:
-        return
-    with command(debug):
-        from tasks import runs
-        from tasks.operations import pipeline
+    from tasks.operations import pipeline
+    from tasks.runs import listing
 
-        when = runs.moment(since, "--since") if since is not None else None
-        choice = runs.RunFilter(dataset, strategy, when, status and status.lower())
-        metric = f"test/{sort}" if sort and "/" not in sort and sort not in runs.FIGURES else sort
-        limit = limit if limit is not None or json else SHOWN
-        found = runs.list_runs(choice, metric, metric is not None and pipeline.lower_is_better(metric), limit)
-        if json:
-            print(found.model_dump_json())
-            return
-        print_runs(found, metric)
-
-
-def print_runs(found: "RunList", sort: str | None) -> None:
-    """Print a line for each run.
-
-    Args:
-        found: the runs.
-        sort: what they are sorted by, which is shown then: a metric in place of the headline of each one's task, or
-            the bytes in place of the speed.
-    """
-    if not found.runs:
-        print("No run in mlruns/ is so." if found.num_runs else "There is no run yet.")
+    when = listing.moment(since, "--since") if since is not None else None
+    choice = listing.RunFilter(dataset, strategy, when, status and status.lower())
+    metric = f"test/{sort}" if sort and "/" not in sort and sort not in listing.FIGURES else sort
+    found = listing.list_runs(choice, metric, metric is not None and pipeline.lower_is_better(metric), limit)
+    yield found
+    shown = found.runs[: limit or SHOWN]
+    if not shown:
+        print("No run matches these options." if found.num_runs else "There are no runs yet.")
     else:
-        _print_lines(found.runs, sort)
+        _print_lines(shown, metric)
         print()
-    if (more := found.num_matching - len(found.runs)) > 0:
+    if (more := found.num_matching - len(shown)) > 0:
         print(f"and {more:,} more: --limit {found.num_matching} shows all")
     if found.num_runs:
-        kept = f"checkpoints {format_bytes(found.checkpoint_bytes)}, models {format_bytes(found.model_bytes)}"
-        take = "run takes" if found.num_runs == 1 else "runs take"
-        print(f"{found.num_runs:,} {take} {format_bytes(found.bytes)}: {kept}")
+        kept = f"checkpoints {decimal(found.checkpoint_bytes)}, models {decimal(found.model_bytes)}"
+        take = "run uses" if found.num_runs == 1 else "runs use"
+        print(f"{found.num_runs:,} {take} {decimal(found.bytes)}: {kept}")
     for folder, problem in list(found.unreadable.items())[:MAX_LEFT]:
         print_text(f"{folder}: {problem}")
 
 
 def _print_lines(lines: "Iterable[RunLine]", sort: str | None) -> None:
-    from tasks.runs import FIGURES
+    from tasks.runs.listing import FIGURES
 
     metric = sort if sort not in FIGURES else None
     measured = {metric or line.headline for line in lines} - {None}
@@ -134,9 +92,9 @@ def _print_lines(lines: "Iterable[RunLine]", sort: str | None) -> None:
                 line.dataset,
                 _model(line),
                 f"{line.strategy} {line.loop}",
-                "pruned" if line.pruned else line.status or "-",
+                "pruned" if line.pruned else line.status,
                 cell,
-                format_bytes(line.bytes) if sort == "bytes" else _speed(line.examples_per_second),
+                decimal(line.bytes) if sort == "bytes" else _speed(line.examples_per_second),
             )
         )
     headings = ("run", "began", "dataset", "model", "strategy", "status", *figures)
@@ -144,7 +102,7 @@ def _print_lines(lines: "Iterable[RunLine]", sort: str | None) -> None:
 
 
 def _model(line: "RunLine") -> str:
-    """Return a run's model with the number of its version; with its whole name where that is not the usual one."""
+    """Return a run's model with its version: only the number if the version has the default name."""
     if line.model_version is None:
         return line.model
     name, _, number = line.model_version.rpartition("/")
@@ -157,155 +115,128 @@ def _speed(value: float | None) -> str:
     return f"{value:,.0f}" if value < 100_000 else f"{value / 1000:,.0f}k"
 
 
-@app.command()
 def show(
-    name: Annotated[str, run_argument(NAMED)],
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Show one run: its settings, where it comes from, what came of it, and what lies in its folder."""
-    with command(debug):
-        from tasks import runs
+    name: str = run_argument(NAMED),
+) -> Result:
+    """Show one run: settings, origin, results, files."""
+    from tasks.runs import entries, listing
 
-        found = runs.show(runs.resolve(name))
-        print(found.model_dump_json()) if json else print_details(found)
+    found = listing.show(entries.resolve(name))
+    yield found
+    print_details(found)
 
 
 def print_details(found: "RunDetails") -> None:
-    """Print one run, a name and a value a line."""
-    from tasks.runs import kind_of_parent
+    """Print the facts about one run."""
+    from tasks.reports.tables import run_rows
+    from tasks.runs.entries import kind_of_parent
 
-    line, lineage = found.run, found.lineage
-    dirty = " with changes that are in no commit" if lineage.git_dirty else ""
-    version = " ".join([line.model_version, *(f"@{alias}" for alias in found.aliases)]) if line.model_version else None
+    line, record = found.run, found.record
     rows = {
-        "run": f"{line.run_id} ({line.name})",
-        "status": (line.status or "begun") + (f": {found.reason}" if found.reason else ""),
+        "status": line.status + (f": {found.reason}" if found.reason else ""),
         "began": line.began,
         "ended": line.ended,
-        "dataset": f"{line.dataset}, data version {lineage.data_version or 'not under DVC'}",
-        "model": line.model,
-        "strategy": f"{line.strategy}, loop {line.loop}"
-        + (f", {found.num_replicas} replica{'s' * (found.num_replicas > 1)}" if found.num_replicas else ""),
-        "devices": ", ".join(found.devices),
-        "host": found.host,
-        "git commit": f"{lineage.git_commit or 'none'}{dirty}",
-        "code": lineage.code_digest + (f" (stratagem {lineage.package_version})" if lineage.package_version else ""),
-        "settings": lineage.settings_digest,
-        "trained": f"{found.epochs} epochs, {found.steps:,} steps" if found.steps is not None else None,
-        "resumed with": "; ".join(f"{one.what} {one.values}" for one in found.changed),
+        **run_rows(record, found.training, found.evaluated, found.registered),
         "examples/s": _speed(line.examples_per_second),
         **{name: f"{value:.4f}" for name, value in line.metrics.items()},
-        "evaluated": found.checkpoint,
-        "weights": found.weights_digest,
-        "model version": version or (f"none: {found.why_no_version}" if found.why_no_version else None),
-        "champion": found.judgement,
-        "note": "; ".join(found.notes),
         "seconds": ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in found.seconds.items()),
-        "flow run": found.flow_run_id,
+        "flow run": record.flow_run_id,
         kind_of_parent(line.parent_run_id or ""): line.parent_run_id,
-        "reproduces": found.reproduces,
-        "MLflow": f"experiment {found.experiment}",
+        "reproduces": found.reproduction and f"{found.reproduction.run_id}: {found.reproduction.reason}",
     }
     print_rows({name: value for name, value in rows.items() if value})
     if found.settings:
-        print("\nsettings that params.yaml has otherwise now")
-        _print_values(("the run", "params.yaml"), found.settings)
-    print(f"\n{found.folder}: {format_bytes(line.bytes)}" + (", pruned" if line.pruned else ""))
-    kept = (*found.checkpoints, *found.models)
-    print_rows({f"  {one.path.removeprefix(found.folder + '/')}": format_bytes(one.bytes) for one in kept})
+        print("\nsettings that differ from params.yaml now")
+        print_differences(("the run", "params.yaml"), found.settings)
+    print(f"\n{record.folder}: {decimal(line.bytes)}" + (", pruned" if line.pruned else ""))
+    print_rows({f"  {path}": decimal(size) for path, size in found.files.items()})
 
 
-@app.command()
+def logs(name: str = run_argument(NAMED)) -> None:
+    """Print a run's epochs, the logs of its cluster's processes, and how it ended."""
+    from tasks import config
+    from tasks.runs import entries, listing, outcome
+
+    found = entries.resolve(name)
+    folder = config.project_root() / found.folder
+    metrics = folder / "metrics.jsonl"
+    for line in metrics.read_bytes().splitlines() if metrics.exists() else ():
+        if epoch := listing.describe(line):
+            print(epoch[1])
+    for log in sorted(folder.glob("logs/*/*.log")):
+        text = printable(log.read_text(encoding="utf-8", errors="replace"), keep="\n\t")
+        print(f"\n{log.relative_to(folder)}\n{text}")
+    reason = outcome.status(found).reason
+    print(listing.status_of(found) + (f": {reason}" if reason else ""))
+
+
 def diff(
-    first: Annotated[str, run_argument(f"A run. {NAMED}", "A")],
-    second: Annotated[str, run_argument("Another one.", "B")],
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Tell what differs between two runs: settings, data, code, speed; and the test metrics with their intervals."""
-    with command(debug):
-        from tasks import runs
-        from tasks.reports import side_by_side
+    first: str = run_argument(f"A run. {NAMED}", "A"),
+    second: str = run_argument("Another run.", "B"),
+) -> Result:
+    """Compare two runs: settings, data, code, speed, metrics.
 
-        found = side_by_side.differences(runs.resolve(first), runs.resolve(second))
-        print(found.model_dump_json()) if json else print_difference(found)
+    The test metrics come with their intervals.
+    """
+    from tasks.reports import intervals
+    from tasks.runs import entries
+
+    found = intervals.differences(entries.resolve(first), entries.resolve(second))
+    yield found
+    print_difference(found)
 
 
 def print_difference(found: "RunDifference") -> None:
-    """Print what differs between two runs, a line each."""
+    """Print the differences between two runs."""
     if not found.differences:
         print(f"{found.first[:SHORT]} and {found.second[:SHORT]} do not differ")
         return
     names = (found.first[:SHORT], found.second[:SHORT])
     others = {what: values for what, values in found.differences.items() if what not in found.metrics}
-    _print_values(names, others)
+    print_differences(names, others)
     if found.metrics:
         rows = "the same test rows, compared example by example"
-        unlike = "not the same test rows, or what they gave for them is gone: each interval by itself"
-        sides = {
-            found.first: [one.first for one in found.metrics.values()],
-            found.second: [one.second for one in found.metrics.values()],
-        }
-        for run_id, values in sides.items():
-            if all(value is None for value in values):
-                unlike = f"{run_id[:SHORT]} was not evaluated (stratagem evaluate --run {run_id[:SHORT]})"
-        print_text(f"\ntest metrics, with intervals of 95 %; {rows if found.same_test_rows else unlike}")
+        unlike = "the test rows differ, or their outputs are gone: each interval is of one run"
+        for run_id, side in ((found.first, "first"), (found.second, "second")):
+            if all(getattr(one, side) is None for one in found.metrics.values()):
+                unlike = f"{run_id[:SHORT]} was not evaluated (stratagem evaluate {run_id[:SHORT]})"
+        print_text(f"\ntest metrics, with 95 % intervals; {rows if found.same_test_rows else unlike}")
         print_metrics(found.metrics, names)
 
 
-def _print_values(names: tuple[str, str], rows: Mapping[str, tuple[object, object]]) -> None:
-    shown = [(what, *(format_value(value) for value in values)) for what, values in rows.items()]
-    print_table(("", *names), shown)
-
-
-@app.command()
 def prune(
-    keep_last: Annotated[
-        int | None, typer.Option("--keep-last", min=0, metavar="N", help="All but the N newest runs.")
-    ] = None,
-    older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="30d|DATE", help="Those that ended longer ago.")
-    ] = None,
-    not_registered: Annotated[
-        bool, typer.Option("--not-registered", help="Those of which no model version was made.")
-    ] = False,
-    dataset: Dataset = None,
-    unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="Also runs that failed or were killed, which cannot be resumed then.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be removed.")] = False,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Remove the checkpoints and models of finished runs that no registered version needs.
+    keep_last: int | None = option("--keep-last", "All but the N newest runs.", "N", min=0),
+    older_than: str | None = option("--older-than", "Runs that ended before that.", "30d|DATE"),
+    not_registered: bool = option("--not-registered", "Runs without a registered model version."),
+    dataset: str | None = DATASET,
+    unfinished: bool = option(
+        "--unfinished", "Also runs that failed or were killed; they cannot be resumed afterwards."
+    ),
+    dry_run: bool = option("--dry-run -n", "Only list what would be removed."),
+) -> Result:
+    """Remove old checkpoints and models to free disk space.
 
-    Several options choose the runs that all of them choose. Records, metrics and pictures stay. A run of which a
-    version in MLflow's registry was made, or that is at work, is never pruned.
+    Removes those of finished runs that match all given options. Records, metrics and figures stay. Never prunes active
+    runs and runs with a registered version.
     """
-    with command(debug):
-        from tasks import runs
-        from tasks.operations import pipeline
+    from tasks.process import stages
+    from tasks.runs import listing, pruning
 
-        before = runs.moment(older_than, "--older-than") if older_than is not None else None
-        selection = runs.Selection(keep_last, before, not_registered, dataset, unfinished)
-        selection.check()
-        done = runs.prune(selection, pipeline.registered_versions, dry_run)
-        print(done.model_dump_json()) if json else print_pruning(done)
-
-
-def print_pruning(done: "Pruning") -> None:
-    """Print what was removed, or would be, and what was left alone."""
+    before = listing.moment(older_than, "--older-than") if older_than is not None else None
+    selection = pruning.Selection(keep_last, before, not_registered, dataset, unfinished)
+    selection.check()
+    done = pruning.prune(selection, stages.list_versions, dry_run)
+    yield done
     if done.pruned:
         rows = [(one.run_id[:SHORT], format_moment(one.began), one.dataset, f"{one.bytes:,}") for one in done.pruned]
         print_table(("run", "began", "dataset", "bytes"), rows, right=("bytes",))
     for run_id, why in list(done.left.items())[:MAX_LEFT]:
-        print_text(f"left alone: {run_id[:SHORT]}, {why}")
+        print_text(f"kept: {run_id[:SHORT]}, {why}")
     if (more := len(done.left) - MAX_LEFT) > 0:
-        print(f"left alone: {more:,} more (--json names all)")
+        print(f"kept: {more:,} more (--json shows all)")
     if done.unfinished:
         were = "run that failed or was killed" if done.unfinished == 1 else "runs that failed or were killed"
-        print_text(f"left alone: {done.unfinished:,} {were} and can be resumed (--unfinished removes theirs, too)")
+        print_text(f"kept: {done.unfinished:,} {were} and can be resumed (--unfinished prunes them too)")
     what = (
         f"the checkpoints and models of {len(done.pruned):,} run{'s' * (len(done.pruned) != 1)}: {done.bytes:,} bytes"
     )
@@ -313,6 +244,96 @@ def print_pruning(done: "Pruning") -> None:
         print("There is nothing to remove.")
     else:
         print(f"would remove {what} (--dry-run)" if done.dry_run else f"removed {what}")
-    print(
-        f"{format_bytes(done.bytes_left)} {'would be' if done.dry_run and done.pruned else 'are'} left in mlruns/runs"
-    )
+    print(f"{decimal(done.bytes_left)} {'would be' if done.dry_run and done.pruned else 'are'} left in mlruns/runs")
+
+
+def report(
+    run_id: str = run_argument("A run, or `latest` for the newest one.", default="latest"),
+    open_page: bool = option("--open", "Open it in the browser of this machine."),
+) -> Result:
+    """Write the report of a run again, and print its path.
+
+    report/report.html in the run's folder shows the settings and data, the metrics with their intervals, the model's
+    errors, and where the time went. The report of an unfinished run is partial.
+    """
+    import webbrowser
+
+    from tasks.operations import pipeline, preconditions
+
+    preconditions.check_writable()
+    path = pipeline.write_report(run_id)
+    yield {"report": path}
+    print(path)
+    if open_page and not webbrowser.open(path.as_uri()):
+        print("cannot open a browser", file=sys.stderr)
+
+
+def trace(
+    reference: str = run_argument(
+        "A model version (NAME@ALIAS, NAME/3); the id, or the first characters of it, of a run, flow run, data "
+        "version or commit; a dataset; or the path of a checkpoint, prepared data, a report or an export.",
+        "X",
+    ),
+) -> Result:
+    """Show the lineage of a model, run, dataset or file.
+
+    The chain leads from the source of the data to the versions of the model.
+    """
+    from tasks.operations import trace
+
+    found = trace.trace(reference)
+    yield found
+    link = found.link
+    root = Tree(_label(link, whole=True), guide_style="none", highlight=False)
+    for title, links in (("made from", link.up), ("made from it", link.down)):
+        if links:
+            _grow(root.add(title), links)
+    print_text(root)
+    if found.registry is not None:
+        print_text(f"Versions and aliases come from the records of the runs: {found.registry}")
+
+
+def _grow(branch: Tree, links: "Iterable[Link]") -> None:
+    """Add links to a branch, each with its own sources or products."""
+    for number, link in enumerate(links):
+        if number == MAX_LINKS:
+            branch.add(Text("and more: --json shows all"))
+            return
+        _grow(branch.add(_label(link)), (*link.up, *link.down))
+
+
+def _label(link: "Link", whole: bool = False) -> Text:
+    """Return the text of a link in the tree, with whole or shortened digests."""
+    name = link.name if whole else shorten_digest(link.name) if link.kind in DIGESTS else link.name
+    facts = (text if what in PLAIN else f"{what} {shorten_digest(text)}" for what, text in link.facts.items())
+    said = printable(", ".join(facts))
+    return Text.assemble((printable(f"{link.kind} {name}"), "bold"), f"\n{said}" if said else "", overflow="fold")
+
+
+def reproduce(
+    name: str = run_argument(f"The run. {NAMED}", default="latest"),
+    dry_run: bool = option("--dry-run -n", "Only show what has changed since the run."),
+    allow_changes: bool = option("--allow-changes", "Run even if packages or the machine differ."),
+) -> Result:
+    """Train a run again and compare the results.
+
+    Trains in a separate folder with the run's code, settings and data. A run counts as reproduced if the weights are
+    equal, or each metric is within its interval. Exit code 0: reproduced; 1: not.
+    """
+    from tasks.operations import reproduce
+
+    done = reproduce.reproduce(name, allow_changes, dry_run)
+    yield done
+    if done.changes:
+        changes = [(one.what, format_value(one.then), format_value(one.now), one.effect) for one in done.changes]
+        print_table(("", "the run", "today", ""), changes)
+    else:
+        print("Nothing has changed since this run.")
+    if done.metrics:
+        print()
+        print_metrics(done.metrics, (done.run_id[:SHORT], (done.reproduced_by or "")[:SHORT]))
+    verdict = {None: "", True: "reproduced: ", False: "not reproduced: "}[done.same]
+    by = f" (run {done.reproduced_by[:SHORT]})" if done.reproduced_by else ""
+    print_text(f"\n{verdict}{done.reason}{by}")
+    if done.same is False:
+        raise SystemExit(1)

@@ -1,40 +1,37 @@
-"""What the commands print for a person: short tables that fit 80 columns, and numbers as a person reads them.
-
-`rich` is imported by the function that prints with it, so that `--help` and `--json` do without it.
-"""
+"""What the commands print: short tables that fit 80 columns, and numbers in readable form."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from json import dumps
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from rich.console import Console, RenderableType
+from rich.table import Table
 
-    from tasks.records import EvaluationResult, Explanation, MetricPair, Record, Run
+from tasks.system.errors import cut, printable
+
+if TYPE_CHECKING:
+    from tasks.records import EvaluationResult, MetricPair, Plan, Record, Run
 
 SHORT = 8
-"""Letters of an id; a command takes as few as no other id begins with."""
+"""The characters of an id that tables show; commands accept any unambiguous prefix."""
 DIGEST = re.compile(r"[0-9a-f]{32,64}")
 
 
-def print_text(what: "RenderableType") -> None:
-    """Print text, or something of rich's, as it is: a message may hold [gpu:0] or :x:, no colour and no emoji."""
-    from rich.console import Console
-
+def print_text(what: RenderableType) -> None:
+    """Print text, or an object of rich, as it is: a message may contain [gpu:0] or :x:, which are no markup here."""
     Console(highlight=False, markup=False, emoji=False).print(_printable(what))
 
 
-def _printable(what: "RenderableType") -> "RenderableType":
-    """Return a text with what a terminal would obey written out; what is of rich's as it is."""
-    from tasks.system.errors import printable
-
+def _printable(what: RenderableType) -> RenderableType:
+    """Return a text with visible control characters; rich's own objects unchanged."""
     return printable(what, keep="\n") if isinstance(what, str) else what
 
 
 def print_table(
     headings: Sequence[str],
-    rows: Iterable[Sequence["RenderableType"]],
+    rows: Iterable[Sequence[RenderableType]],
     right: Collection[str] = (),
     whole: Collection[str] = (),
     bottom: Collection[str] = (),
@@ -52,8 +49,6 @@ def print_table(
         gap: blanks between two columns.
         show_header: False leaves the headings out.
     """
-    from rich.table import Table
-
     table = Table(show_header=show_header, box=None, padding=(0, gap, 0, 0), pad_edge=gap > 1)
     for heading in headings:
         table.add_column(
@@ -69,25 +64,21 @@ def print_table(
 
 
 def print_rows(rows: Mapping[str, str]) -> None:
-    """Print a name and a value a line."""
+    """Print one name and value per line."""
     print_table(("name", "value"), rows.items(), show_header=False)
 
 
 def print_more(num_more: int, what: str) -> None:
     """Print how many rows a table has left out, if any."""
     if num_more > 0:
-        print(f"and {num_more:,} {what} more: --json has all")
+        print(f"and {num_more:,} {what} more: --json shows all")
 
 
-def print_record(record: "Record | None", json: bool, fields: tuple[str, ...]) -> None:
-    """Print a record as JSON, or some of its fields as a short table."""
+def show_record(record: "Record", fields: tuple[str, ...]) -> Iterator["Record"]:
+    """Yield the result of a command, and print some of its fields as a short table."""
     from tasks.records import Judgement
 
-    if record is None:
-        return
-    if json:
-        print(record.model_dump_json())
-        return
+    yield record
     rows = {}
     for field in fields:
         value = getattr(record, field)
@@ -101,45 +92,46 @@ def print_record(record: "Record | None", json: bool, fields: tuple[str, ...]) -
     print_rows(rows)
 
 
-def print_explanation(found: "Explanation", json: bool) -> None:
-    """Print what a command would do, and where each of its settings comes from."""
-    if json:
-        print(found.model_dump_json())
-        return
-    stages = [(one.stage, one.does, one.why) for one in found.stages]
-    settings = [(one.key, str(one.value), one.source) for one in found.settings]
-    for headings, rows in ((("stage", "does", "why"), stages), (("key", "value", "source"), settings)):
-        if rows:
-            print_table(headings, rows, show_header=False)
-        print()
+def show_plan(planned: "Plan") -> Iterator["Plan"]:
+    """Yield the plan of a command, and print what it would do, and where each of its settings comes from."""
+    yield planned
+    stages = [(one.stage, one.does, one.why) for one in planned.stages]
+    print_table(("stage", "does", "why"), stages, show_header=False)
+    print()
+    settings = [
+        (one.key, one.value if isinstance(one.value, str) else dumps(one.value), one.source) for one in planned.settings
+    ]
+    print_table(("setting", "value", "from"), settings)
 
 
-def print_classes(result: "EvaluationResult") -> None:
-    """Print precision, recall, f1 and the number of test examples of each class, or label."""
-    from tasks.system.errors import cut
-
+def print_classes(result: "EvaluationResult", most: int | None = None) -> None:
+    """Print precision, recall, f1 and the number of test examples of each class or label; of more than ``most``, those
+    with the lowest f1."""
     if not result.classes:
         return
+    classes = sorted(result.classes, key=lambda one: one.f1)[:most] if most is not None else result.classes
     figures = ("precision", "recall", "f1")
     rows = [
-        (cut(one.name), *(f"{getattr(one, figure):.4f}" for figure in figures), str(one.support))
-        for one in result.classes
+        (cut(one.name), *(f"{getattr(one, figure):.4f}" for figure in figures), str(one.support)) for one in classes
     ]
     print_table(("class", *figures, "examples"), rows, right=(*figures, "examples"))
+    if (more := len(result.classes) - len(classes)) > 0:
+        print(f"and {more:,} classes with a higher f1: the report shows all")
 
 
-def print_pictures(run: "Run") -> None:
-    """Print the paths of a run's pictures and of its report: a line each, as nothing shorter can be opened."""
+def print_report(run: "Run") -> None:
+    """Print the path of a run's report and the number of pictures beside it."""
     from tasks import config
 
     root = config.project_root()
     folder = root / run.folder / "report"
-    for path in (*sorted(folder.glob("*.png")), *folder.glob("report.html")):
-        print(path.relative_to(root))
+    for path in folder.glob("report.html"):
+        pictures = len(list(folder.glob("*.png")))
+        print(f"{path.relative_to(root)} ({pictures} picture{'s' * (pictures != 1)})")
 
 
 def print_metrics(metrics: "Mapping[str, MetricPair]", names: tuple[str, str]) -> None:
-    """Print the metrics of two runs with their intervals, and how far apart they are."""
+    """Print the metrics of two runs with their intervals and differences."""
     rows = []
     for name, one in metrics.items():
         sides = ((one.first, one.first_interval), (one.second, one.second_interval))
@@ -149,28 +141,19 @@ def print_metrics(metrics: "Mapping[str, MetricPair]", names: tuple[str, str]) -
     print_table(("", *names, "difference"), rows)
 
 
+def print_differences(names: tuple[str, str], rows: Mapping[str, tuple[object, object]]) -> None:
+    """Print the values of two runs or datasets side by side."""
+    print_table(("", *names), [(what, *map(format_value, values)) for what, values in rows.items()])
+
+
 def _interval(ends: tuple[float, float] | None, sign: str = "") -> str:
     return f"\n{ends[0]:{sign}.4f} to {ends[1]:{sign}.4f}" if ends is not None else ""
 
 
 def format_moment(moment: str) -> str:
-    """Return a time as the clock here shows it, with the year where that is another one."""
+    """Return a time in the local time zone, with the year only if it is another one."""
     local, now = datetime.fromisoformat(moment).astimezone(), datetime.now().astimezone()
     return local.strftime("%m-%d %H:%M" if local.year == now.year else "%Y-%m-%d")
-
-
-def format_bytes(num_bytes: int) -> str:
-    """Return a number of bytes as a person reads it.
-
-    >>> format_bytes(1_234_567)
-    '1.2 MB'
-    """
-    value = float(num_bytes)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
 
 
 def format_seconds(seconds: float) -> str:
@@ -183,8 +166,6 @@ def format_seconds(seconds: float) -> str:
 
 def format_value(value: object) -> str:
     """Return a setting or a fact as a cell of a table."""
-    from tasks.system.errors import cut
-
     if value is None:
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else cut(shorten_digest(str(value)))

@@ -1,5 +1,5 @@
-"""What a flow run of a deployment may name: whoever may ask a Prefect server for one does not operate its worker's
-machine."""
+"""Restricts the parameters of a deployment's flow runs, because a client of a Prefect server may not be the operator of
+the worker's machine."""
 
 import contextlib
 from collections.abc import Mapping
@@ -12,34 +12,35 @@ from tasks.modeling import own_code
 from tasks.system.errors import UserError
 
 
-def check_recipe(recipe: str | None) -> None:
-    """Refuse a recipe of anywhere, before it is read: what is wrong with a file, a message quotes.
+def check_recipe(recipe: config.Recipe) -> None:
+    """Refuse a recipe outside recipes/ before reading it, because an error message quotes a file's content.
 
     Raises:
-        UserError: it does not lie in recipes/.
+        UserError: the recipe is not in recipes/.
     """
     root = config.project_root()
-    check_file("recipe", recipe, config.recipes(root), root / "recipes")
+    for name in (recipe,) if isinstance(recipe, str) else recipe or ():
+        check_file("recipe", name, config.recipes(root), root / "recipes")
 
 
 PLACES = ("checkpoint.remote", "dataset.downloads", "model.initial")
-"""The settings that say where something is taken from or sent to; everybody may give null."""
+"""The settings that name a place to read from or write to; null is always allowed."""
 FILES = (".keras", ".h5")
-"""What else `model.initial` may be, a run's id or an address in MLflow's registry, is the operator's own."""
+"""File names in `model.initial`. Its other values, a run's id or a URI in MLflow's registry, are the operator's."""
 
 
-def check_named(settings: config.Settings, recipe: str | None) -> None:
-    """Refuse what a flow run's parameters name and neither params.yaml nor the recipe does: code whose module is not
-    allowed, and a place to take files from, or to send checkpoints to.
+def check_named(settings: config.Settings, recipe: config.Recipe) -> None:
+    """Refuse what only a flow run's parameters name, and neither params.yaml nor the recipe: code in a module that is
+    not allowed, and a place to read files from or send checkpoints to.
 
     Args:
-        settings: with all parameters.
-        recipe: as the parameters name it.
+        settings: the settings with all parameters.
+        recipe: the parameter.
 
     Raises:
-        UserError: says how it is allowed.
+        UserError: the message says how to allow it.
     """
-    if not _is_deployed():
+    if not is_deployed():
         return
     known: dict[str, str] = {}
     places: dict[str, object] = {}
@@ -52,26 +53,26 @@ def check_named(settings: config.Settings, recipe: str | None) -> None:
         if value in (None, places.get(key)) or (key == "model.initial" and not str(value).endswith(FILES)):
             continue
         raise UserError(
-            f"{key} = '{value}': a flow run may name no place that params.yaml or its recipe does not name. Write it "
-            "there, or give null"
+            f"{key} = '{value}': a flow run may only use places that params.yaml or its recipe names. Add it "
+            "there, or set null"
         )
     named = own_code.named_in(settings).items()
     own_code.check_allowed([(key, name) for name, key in named if name not in known], "a flow run")
 
 
 def check_file(key: str, name: str | None, known: Mapping[str, Path], folder: Path) -> None:
-    """Refuse a file outside of its folder: those in it are the operator's, and no others are.
+    """Refuse a file outside its folder: only the files in the folder are the operator's.
 
     Raises:
-        UserError: names the parameter.
+        UserError: the file is elsewhere; the message names the parameter.
     """
-    if not _is_deployed() or name is None or name in known:
+    if not is_deployed() or name is None or name in known:
         return
     if not Path(name).resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"{key} = '{name}': a flow run may name what lies in {folder}, and nothing else")
+        raise UserError(f"{key} = '{name}': a flow run may only name files in {folder}")
 
 
-def _is_deployed() -> bool:
-    """Return whether this is a flow run that a worker began."""
+def is_deployed() -> bool:
+    """Return whether a worker started this flow run."""
     context = FlowRunContext.get()
     return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None

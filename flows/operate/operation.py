@@ -1,84 +1,61 @@
-"""What `stratagem up` writes into mlruns/up/ while it runs, and what other commands read there.
+"""The files of `stratagem up` in mlruns/up/, and how other commands find it and query its servers.
 
 Only the user may enter the folder, whatever the mode of mlruns/: it holds the password of the servers and Prefect's
 database. `up` runs if its lock is held; the kernel frees the lock when the process dies.
 """
 
 import contextlib
-import os
-import re
 import shlex
 import signal
 import socket
-import stat
 import time
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-import requests
-import yaml
 from filelock import FileLock, Timeout
 
+from flows.operate import notifications, servers
 from flows.operate.prefect_server import make_password
 from tasks import config, records
 from tasks.records import Operation
-from tasks.system import files
-from tasks.system.errors import StratagemError, UserError
+from tasks.runs import entries, listing
+from tasks.system import errors, files
+from tasks.system.errors import StratagemError
 from tasks.system.machine import find_process
 
 POOL = "local-process"
 """The work pool of prefect.yaml."""
 WORKER = "up"
-KEY = re.compile(r"[\w-]+:[\w-]{32,}")
-# A process that looks whether the lock is free holds it for a moment.
+# A process that checks whether the lock is free holds it for a moment.
 MOMENT_SECONDS = 2.0
-# A guard gives flow runs a minute, then what it guards another one, and what that leaves behind twice its grace.
-END_SECONDS = 150.0
+# A training has 15 s to save its step, its flow run a minute to record how it ended, and its leftovers another minute.
+END_SECONDS = 300.0
 ANSWER_SECONDS = 10.0
+TRAINING, WAITING = ("RUNNING", "CANCELLING"), ("SCHEDULED", "PENDING")
+FAILED = ("FAILED", "CRASHED")
 
 
 def folder() -> Path:
-    """Return mlruns/up, which only this user may enter; it is made if it is not there.
-
-    Raises:
-        UserError: it is another user's, or no folder.
-    """
+    """Return mlruns/up, which only this user may enter; create it if needed."""
     path = config.project_root() / "mlruns" / "up"
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.lstat()
-        if path.is_symlink() or found.st_uid != os.getuid():
-            raise UserError(f"{path} is a link or another user's: it is to hold passwords. Move it away")
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            path.chmod(0o700)
-    except OSError as error:
-        raise files.unwritable(path, error) from None
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.chmod(0o700)
     return path
 
 
 @contextlib.contextmanager
-def lock(path: Path) -> Iterator[bool]:
-    """Hold the lock of what runs here, or of a database, within the block; False where another process holds it."""
-    file_lock = FileLock(path, timeout=MOMENT_SECONDS, mode=0o600)
+def lock() -> Iterator[bool]:
+    """Hold the lock of `stratagem up` within the block; yield False if another process holds it."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file_lock.acquire()
+        with FileLock(folder() / "lock", timeout=MOMENT_SECONDS, mode=0o600):
+            yield True
     except Timeout:
         yield False
-        return
-    except OSError as error:
-        raise files.unwritable(path, error) from None
-    try:
-        yield True
-    finally:
-        file_lock.release()
 
 
 def is_held() -> bool:
-    """Return whether a process keeps the servers of this project."""
+    """Return whether `stratagem up` runs in this project."""
     try:
         return files.is_locked(config.project_root() / "mlruns" / "up" / "lock")
     except OSError:
@@ -86,98 +63,62 @@ def is_held() -> bool:
 
 
 def load() -> Operation | None:
-    """Return the record of what `stratagem up` runs here, or ran last; None where there is none that can be read."""
-    try:
-        return records.load(Operation, config.project_root() / "mlruns" / "up" / "state.json")
-    except UserError:
-        return None
+    """Return the record of what `stratagem up` runs in this project, or ran last; None if no record is readable."""
+    return records.load_or_none(Operation, config.project_root() / "mlruns" / "up" / "state.json")
 
 
-def save(state: Operation) -> None:
-    """Write mlruns/up/state.json."""
-    records.save(state, folder() / "state.json")
+def removed_file() -> Path:
+    """Return the path of the file that lists what the last deployment of prefect.yaml removed, one per line."""
+    return folder() / "removed"
 
 
 def private_key() -> str:
-    """Return the password of the servers, ``user:password``: the one of the last start, which a browser and a shell may
-    hold, unless others could have read it."""
+    """Return the ``user:password`` of the servers. It stays the same after a restart, because a browser and a shell may
+    still use it."""
     path = folder() / "key"
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        found = path.lstat()
-        if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
-            key = path.read_text(encoding="utf-8").strip()
-            if KEY.fullmatch(key):
-                return key
-    key = make_password()
+    if not path.exists():
+        _write_private(path, f"{make_password()}\n")
+    return path.read_text(encoding="utf-8").strip()
+
+
+def write_environment(values: dict[str, str]) -> None:
+    """Write the variables with which a shell uses the servers, for `source mlruns/up/environment`."""
+    lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
+    _write_private(folder() / "environment", lines)
+
+
+def _write_private(path: Path, text: str) -> None:
     with files.replacing(path) as temporary:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(key + "\n")
-    return key
-
-
-def write_environment(values: dict[str, str]) -> Path:
-    """Write the variables with which a shell can ask the servers, for `source`; return the path."""
-    path = folder() / "environment"
-    with files.replacing(path) as temporary:
-        lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
-        temporary.write_text(lines, encoding="utf-8")
-        temporary.chmod(0o600)
-    return path
-
-
-def created(pid: int) -> float:
-    """Return when a process began, in seconds since 1970; 0.0 where there is none."""
-    try:
-        return psutil.Process(pid).create_time()
-    except psutil.Error:
-        return 0.0
-
-
-def await_leftovers(state: Operation | None) -> None:
-    """Wait for the end of what an `up` that was killed had started: its guards end by themselves."""
-    if state is not None and state.host == socket.gethostname():
-        left = [found for one in state.services if (found := find_process(one.pid, one.created)) is not None]
-        psutil.wait_procs(left, END_SECONDS)
+        temporary.touch(0o600)
+        temporary.write_text(text, encoding="utf-8")
 
 
 def take_down() -> bool:
-    """End what runs here and wait for it; False where nothing does.
+    """End `stratagem up` and wait; False if it does not run.
 
     Raises:
-        StratagemError: it does not end, or it is another machine's.
+        StratagemError: it does not end, or it runs on another machine.
     """
-    if not is_held():
-        return False
-    state, process = load(), None
-    end = time.monotonic() + 2 * END_SECONDS  # One that has just begun writes its state after the leftovers' end.
-    while state is None or (process := find_process(state.pid, state.created)) is None:
-        if time.monotonic() > end or (state is not None and state.host != socket.gethostname()):
-            break
-        if not is_held():
-            return False
-        time.sleep(0.2)
+    told, end = False, time.monotonic() + END_SECONDS
+    while is_held():
         state = load()
-    if state is None or process is None:
-        where = f" on {state.host}" if state else ""
-        raise StratagemError(f"{folder()}/lock is held by a process{where} that cannot be found here: end it there")
-    process.send_signal(signal.SIGTERM)
-    end = time.monotonic() + 2 * END_SECONDS
-    while is_held() or find_process(state.pid, state.created) is not None:
+        if state is not None and state.host != socket.gethostname():
+            raise StratagemError(f"`stratagem up` runs on {state.host}, which shares {folder()}: stop it there")
         if time.monotonic() > end:
-            raise StratagemError(f"process {state.pid} (`stratagem up`) does not end: see {folder()}/up.log")
+            raise StratagemError(f"`stratagem up` did not stop: see {folder()}/up.log")
+        # An `up` that has just started has not written its state yet; a second signal would end it at once.
+        if not told and state is not None and (process := find_process(state.pid, state.created)) is not None:
+            if state.phase != "ending":
+                process.send_signal(signal.SIGTERM)
+            told = True
         time.sleep(0.2)
-    return True
+    return told
 
 
 def ask(address: str, path: str, body: dict[str, Any]) -> Any:
-    """Return what the Prefect server of `up` answers; None where it does not.
+    """Return the answer of `up`'s Prefect server to a POST below /api/; None if it does not answer."""
+    import requests  # Takes 0.05 s, which `stratagem status` need not wait for if nothing runs.
 
-    Args:
-        address: of the server.
-        path: below /api/.
-        body: of the POST.
-    """
     user, _, password = private_key().partition(":")
     try:
         answer = requests.post(
@@ -189,24 +130,56 @@ def ask(address: str, path: str, body: dict[str, Any]) -> Any:
         return None
 
 
-def worker_heartbeat(address: str) -> float | None:
-    """Return the time of the worker's last heartbeat, in seconds since 1970."""
-    for worker in ask(address, f"work_pools/{POOL}/workers/filter", {}) or []:
-        if worker.get("name") == WORKER and worker.get("last_heartbeat_time"):
-            return datetime.fromisoformat(worker["last_heartbeat_time"].replace("Z", "+00:00")).timestamp()
-    return None
+def collect() -> dict[str, Any]:
+    """Return what runs: `well` (whether everything runs), the services, the deployments with their next run, the flow
+    runs that train and wait, those of the last 24 hours that failed before they became runs, the progress and results
+    of runs, and the last notice if it was lost."""
+    state = load()
+    up = is_held()
+    services = []
+    for one in state.services if state else ():
+        runs = up and find_process(one.pid, one.created) is not None
+        answers = runs and servers.server_answers(one.name, one.address, ANSWER_SECONDS)
+        told = one.model_dump(include={"name", "pid", "since", "restarts", "last_end", "address", "log"})
+        services.append({**told, "runs": runs, "answers": answers})
+    prefect = next((one["address"] for one in services if one["name"] == "prefect" and one["answers"]), None)
+    deployments = ask(prefect, "deployments/filter", {"sort": "NAME_ASC"}) or [] if prefect else []
+    wanted = {"work_pools": {"name": {"any_": [POOL]}}, "sort": "EXPECTED_START_TIME_ASC"}
+    unfinished = {"flow_runs": {"state": {"type": {"any_": [*TRAINING, *WAITING]}}}}
+    flow_runs = ask(prefect, "flow_runs/filter", wanted | unfinished) or [] if prefect else []
+    day_before = records.at(time.time() - 24 * 3600)
+    bad = {"flow_runs": {"state": {"type": {"any_": FAILED}}, "end_time": {"after_": day_before}}}
+    failed = ask(prefect, "flow_runs/filter", wanted | bad) or [] if prefect else []
+    started = {run.flow_run_id for run in entries.find_runs("runs") if run.parent_run_id is None}
+    planned = [run for run in flow_runs if _is_planned(run)]
+    nexts = {run["deployment_id"]: run["expected_start_time"] for run in reversed(planned)}
+    return {
+        "up": up,
+        "well": state is not None and up and state.phase == "ready" and all(one["answers"] for one in services),
+        "phase": state.phase if state and up else None,
+        "pid": state.pid if state and up else None,
+        "since": state.since if state and up else None,
+        "services": services,
+        "deployments": [
+            {"name": one["name"], "paused": one["paused"], "next": nexts.get(one["id"])} for one in deployments
+        ],
+        "training": [_flow_run(run) for run in flow_runs if run["state_type"] in TRAINING],
+        "waiting": [_flow_run(run) for run in flow_runs if run["state_type"] in WAITING and run not in planned],
+        "failed": [
+            {**_flow_run(run), "reason": errors.cut((run["state"] or {}).get("message") or "")}
+            for run in failed
+            if run["id"] not in started
+        ],
+        "runs": listing.recent_runs().model_dump(mode="json"),
+        "lost_notice": notifications.last_lost(),
+    }
 
 
-def deployments() -> list[dict[str, Any]]:
-    """Return the deployments of prefect.yaml as Prefect reads them, with its anchors.
+def _is_planned(run: Mapping[str, Any]) -> bool:
+    """Return whether a schedule created a flow run and its time has not come."""
+    late = run["state_name"] == "Late" or run["estimated_start_time_delta"] > 0
+    return bool(run["state_type"] == "SCHEDULED" and run["auto_scheduled"] and not late)
 
-    Raises:
-        UserError: it is not there, or has none.
-    """
-    try:
-        read = yaml.safe_load((config.project_root() / "prefect.yaml").read_text(encoding="utf-8"))
-        found: list[dict[str, Any]] = read["deployments"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        why = " ".join(str(error).split())
-        raise UserError(f"prefect.yaml cannot be read ({why}): restore it") from None
-    return found
+
+def _flow_run(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {"id": run["id"], "name": run["name"], "state": run["state_name"], "try": run["run_count"]}

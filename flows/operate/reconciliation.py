@@ -1,7 +1,6 @@
-"""Flow runs whose process was killed, which Prefect would take for RUNNING for ever."""
+"""Ends flow runs whose process was killed, which Prefect would show as RUNNING forever."""
 
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +12,27 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
-from tasks import runs
-from tasks.operations import pipeline
 from tasks.records import Ended
+from tasks.runs import locks, outcome
 
-# A flow run of another server, or a server that is away or does not let us: it is left to that one, or a later start.
-# What is not an id at all stops no start either.
+# The flow run belongs to another server, the server does not answer or denies access, or the id is invalid: none of
+# these stops a start, and a later start tries again.
 LEFT_FOR_LATER = (ObjectNotFound, httpx.HTTPError, ValueError)
 
 
-def reconcile() -> tuple[list[Ended], list[str]]:
-    """End the flow runs and runs of processes that died; return those, and the runs that MLflow cannot be told of.
-
-    Raises:
-        StratagemError: the MLflow store cannot be used, or does not answer.
-    """
-    ended = [*end_crashed_flow_runs(), *pipeline.reconcile()]
-    return ended, runs.undelivered()
-
-
 def end_crashed_flow_runs() -> list[Ended]:
-    """End the flow runs of this host whose process died, with the tasks that were running in them, as CRASHED; those
-    whose server was not told how they ended, as they did."""
+    """Set the flow runs of this host whose process died, and their running tasks, to CRASHED; set those that ended
+    without a server to report to to their final state."""
+    ends: list[tuple[Path, str | None, State[Any], str]] = []
+    for path, end in outcome.unreported():
+        state: State[Any] = State(type=StateType(end.state), message=end.message or None)
+        ends.append((path, end.flow_run_id, state, "it ended while Prefect's server did not answer"))
+    for path, holder in locks.crashed_holders():
+        reason = f"process {holder.pid} on {holder.host} died"
+        ends.append((path, holder.flow_run_id, Crashed(message=reason), reason))
     ended = []
-    for path, flow_run_id, state, reason in _to_be_ended():
-        # This flow run may be one of them, begun again: the file is of the process that died.
+    for path, flow_run_id, state, reason in ends:
+        # This flow run may be one of them, restarted: the file belongs to the process that died.
         if flow_run_id not in (None, flow_run.id):
             with get_client(sync_client=True) as client:
                 try:
@@ -48,16 +43,6 @@ def end_crashed_flow_runs() -> list[Ended]:
                 ended.append(Ended(what=f"Prefect flow run {flow_run_id}", status=state.type.value, reason=reason))
         path.unlink(missing_ok=True)
     return ended
-
-
-def _to_be_ended() -> Iterator[tuple[Path, str | None, "State[Any]", str]]:
-    """Yield the file that says so, the id, the state to end in and the reason of each flow run that is at its end."""
-    for path, end in runs.unreported():
-        state: State[Any] = State(type=StateType(end.state), message=end.message or None)
-        yield path, end.flow_run_id, state, "it ended while Prefect's server did not answer"
-    for path, holder in runs.crashed_holders():
-        reason = f"process {holder.pid} on {holder.host} died"
-        yield path, holder.flow_run_id, Crashed(message=reason), reason
 
 
 def end_flow_run(client: SyncPrefectClient, flow_run_id: uuid.UUID, state: "State[Any]") -> bool:

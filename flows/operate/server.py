@@ -1,13 +1,12 @@
 """A Prefect server on the listening socket that it inherits: `python -m flows.operate.server FD`.
 
-Alone, it is the API of one run of a user without a server. It prints `serving`, then `ready`; or `configured`, when
-Prefect's settings name a server. It ends when its standard input closes, which also happens when the run's process
-dies. Prefect would start a temporary server by itself. That one shares the terminal's Ctrl-C with the run, which then
-waits 77 s for it and ends with a traceback; it outlives a run that is killed; and it begins to start seconds later.
+Without options, it is the API of one run of a user without a server. It prints `serving`, then `ready`; or `configured`
+if Prefect's settings name a server. It ends when its standard input closes, and so when the run's process dies. It
+replaces Prefect's temporary server, which shares the terminal's Ctrl-C with the run, so that the run waits 77 s for it
+and ends with a traceback; which outlives a run that is killed; and which starts seconds later.
 
-With `--pages` it does what `prefect server start` does (`--no-services`: without schedules), for requests from this
-machine to this machine alone: Prefect asks for a password, but answers under whatever name it is asked by, and to the
-pages of whatever server ask it.
+With `--pages` it does what `prefect server start` does (`--no-services`: without schedules), but only for requests from
+this machine to this machine: Prefect checks the password of a request, but neither its host nor its origin.
 """
 
 import asyncio
@@ -21,14 +20,14 @@ from pathlib import Path
 import uvicorn
 from filelock import FileLock
 
-from tasks.process.environment import keep_private
-from tasks.system import clock, lifetime
+from tasks.process.child import keep_private
+from tasks.system import lifetime
 from tasks.system.access import from_here
 from tasks.system.machine import without_collections
 
 
 def main() -> None:
-    """Serve until this process is ended, or, for a run, until standard input closes."""
+    """Serve until this process is terminated, or, for a run, until standard input closes."""
     with socket.socket(fileno=int(sys.argv[1])) as listening:
         if "--pages" in sys.argv:
             _serve_pages(listening)
@@ -54,7 +53,7 @@ def _serve_pages(listening: socket.socket) -> None:
 
 def _serve_run(listening: socket.socket) -> None:
     keep_private()
-    # A signal to every process must not take it from the run, which reports its end to it.
+    # A signal to all processes must not end the server before the run reports its end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with without_collections():
@@ -70,12 +69,12 @@ def _serve_run(listening: socket.socket) -> None:
 class _ApiServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals as they are; uvicorn would end at each."""
+        """Ignore signals; uvicorn would end at each."""
         yield
 
 
 async def _serve(listening: socket.socket, home: Path) -> None:
-    with clock.span("Prefect's API", "import"), without_collections():  # 3 s, after the run was told to go on.
+    with without_collections():  # 3 s, which the run does not wait for.
         from prefect.server.api.server import create_app
         from prefect.server.database import provide_database_interface
 
@@ -87,14 +86,13 @@ async def _serve(listening: socket.socket, home: Path) -> None:
 
     lifetime.when_input_closes(end)
     home.mkdir(parents=True, exist_ok=True)
-    # Of four first runs at once, one or two failed inside the migration of the database that they all made; and of two
-    # on a busy machine, one server ended once while it started beside the other.
+    # When four first runs started at once, one or two failed in the migration of their common database; and on a busy
+    # machine, one of two servers that started together once ended.
     with FileLock(home / "stratagem.lock"):
         await provide_database_interface().create_db()
-        with clock.span("Prefect's API", "start"):
-            serving = asyncio.create_task(server.serve(sockets=[listening]))
-            while not server.started and not serving.done():
-                await asyncio.sleep(0.02)
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.02)
     if server.started:
         print("ready", flush=True)
     await serving

@@ -1,20 +1,23 @@
-"""The worker that `stratagem up` keeps: `python -m flows.operate.worker [--deploy]`.
+"""The worker that `stratagem up` keeps running: `python -m flows.operate.worker`.
 
-Before it becomes Prefect's worker, it makes the work pool and the deployments of prefect.yaml (`--deploy`), ends as
-CRASHED the flow runs that the worker before it left at work, and lets them begin again: a training goes on from its
-latest checkpoint. No other worker takes runs of this pool, so what runs there without one has no process any more.
+It first creates the work pool and the deployments of prefect.yaml (`--only-deploy` stops there), sets flow runs that an
+earlier worker left behind to CRASHED, and restarts them: a training continues from its latest checkpoint. Then it
+becomes Prefect's worker, and does the same for a flow run whose own process dies. No other worker takes runs from this
+pool, so a run without this worker has no process any more.
 """
 
 import os
 import subprocess
 import sys
-import uuid
-from collections.abc import Collection, Mapping
+import threading
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
+import yaml
+from prefect.cli import app as prefect_command
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import (
@@ -31,159 +34,177 @@ from prefect.workers.process import ProcessWorker
 
 from flows.operate import notifications, operation, reconciliation
 from flows.operate.operation import POOL, WORKER
-from tasks import config, runs
-from tasks.process.environment import keep_private
+from tasks import config
+from tasks.process.child import keep_private
+from tasks.runs import outcome
 
-AT_WORK = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)
-# So often a flow run is begun: one that ends its worker each time would do so for ever.
-MAX_TRIES = 5
-# By these a flow run could run any program, or allow itself what STRATAGEM_OWN_CODE forbids.
-NOT_A_RUNS = ("command", "env", "working_dir")
-# A run that crashes so long before its worker's last heartbeat has crashed by itself.
-WITH_ITS_WORKER = timedelta(seconds=30)
+IN_POOL = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
+# Without a limit, a flow run that always crashes would restart forever. The end of the worker, as on `down`, does not
+# count as a crash of its flow runs.
+MAX_CRASHES = 2
+WORKER_ENDED = "its worker ended"
+# Labels of a flow run on Prefect's server: the number of crashes, and the state about which a notice was sent.
+CRASHES, TOLD = "stratagem.crashes", "stratagem.told"
+# With these a flow run could run any program, or allow itself what STRATAGEM_OWN_CODE forbids.
+NOT_FOR_RUNS = ("command", "env", "working_dir")
+WATCH_SECONDS = 15.0
+# Prefect's worker reports a crash twice, 4 to 20 s apart, and the second report would undo a restart between them.
+SETTLED = timedelta(seconds=30)
+TOLD_WITHIN = timedelta(days=1)
 
 
 def main() -> None:
-    """Get ready, then become the worker."""
+    """Deploy, then become the worker."""
     keep_private()
-    root = config.project_root()
     with get_client(sync_client=True) as client:
-        if "--deploy" in sys.argv[1:]:
-            _deploy(client, root)
+        removed = "".join(f"{line}\n" for line in deploy(client, config.project_root()))
+        operation.removed_file().write_text(removed, encoding="utf-8")
+        if "--only-deploy" in sys.argv[1:]:
+            return
         try:
-            restart_crashed(client, find_last_heartbeat(client))
+            end_unfinished(client)
+            restart_crashed(client, datetime.now(UTC))
         except httpx.HTTPError as error:
             sys.exit(f"Prefect's server does not answer: {error}")
+    threading.Thread(target=_watch, daemon=True).start()
+    os.environ["STRATAGEM_RESUMES"] = "1"  # For the flow runs, see `reporting.reported`.
     command = ["worker", "start", "--pool", POOL, "--type", "process", "--name", WORKER, "--limit", "1"]
-    os.execv(sys.executable, [sys.executable, "-m", "prefect", *command, "--install-policy", "never"])
+    sys.argv = ["prefect", *command, "--install-policy", "never"]
+    prefect_command()
 
 
-def _deploy(client: SyncPrefectClient, root: Path) -> None:
-    """Make the work pool, which lets one flow run be at work whatever deployment it is of, and the deployments."""
+def deploy(client: SyncPrefectClient, root: Path) -> list[str]:
+    """Create the work pool and the deployments of prefect.yaml, delete the pool's other deployments, and return a
+    sentence about each removed deployment and schedule.
+
+    The pool runs one flow run at a time, of any deployment. What the user paused on Prefect's page stays paused.
+    """
     pool = WorkPoolCreate(name=POOL, type="process", base_job_template=job_template(), concurrency_limit=1)
     client.create_work_pool(pool, overwrite=True)
-    paused = find_paused(client)
+    before = {one.name: one for one in client.read_deployments(work_pool_filter=IN_POOL)}
     done = subprocess.run(
         [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
         cwd=root,
         env=os.environ | {"PROJECT_ROOT": str(root)},
         stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
         check=False,
     )
     if done.returncode:
-        sys.exit("error: prefect.yaml cannot be deployed; the lines above say why")
-    pause(client, paused, said_active())
-
-
-class Paused(NamedTuple):
-    """What a user has paused of a deployment."""
-
-    whole: bool
-    schedules: frozenset[str]
-
-
-def find_paused(client: SyncPrefectClient) -> dict[uuid.UUID, Paused]:
-    """Return what is paused on Prefect's pages: to deploy makes each schedule anew, as prefect.yaml has it."""
-    found = {}
-    for one in client.read_deployments():
-        stopped = frozenset(_name_of(schedule) for schedule in one.schedules if not schedule.active)
-        if one.paused or stopped:
-            found[one.id] = Paused(bool(one.paused), stopped)
-    return found
-
-
-def said_active() -> set[tuple[str, str]]:
-    """Return the schedules that prefect.yaml says to be active, by the deployment's name and their slug: it decides
-    then, at each start."""
-    return {
-        (deployment["name"], schedule["slug"])
-        for deployment in operation.deployments()
-        for schedule in deployment.get("schedules") or ()
-        if schedule.get("active") is True and "slug" in schedule
-    }
-
-
-def pause(client: SyncPrefectClient, paused: Mapping[uuid.UUID, Paused], but: Collection[tuple[str, str]] = ()) -> None:
-    """Pause again what was: no run of it has begun since, because no worker asks for any before.
-
-    Args:
-        client: of the server.
-        paused: what was.
-        but: schedules that stay active, by the deployment's name and their slug.
-    """
-    for one in client.read_deployments():
-        before = paused.get(one.id, Paused(False, frozenset()))
-        if before.whole and not one.paused:
+        sys.exit("error: cannot deploy prefect.yaml; the lines above say why")
+    wanted = {one["name"]: one for one in yaml.safe_load((root / "prefect.yaml").read_text("utf-8"))["deployments"]}
+    removed = []
+    for one in client.read_deployments(work_pool_filter=IN_POOL):
+        if one.name not in wanted:
+            client.delete_deployment(one.id)
+            removed.append(f"deployment {one.name} is not in prefect.yaml: it was deleted")
+            continue
+        kept = one.schedules
+        if not wanted[one.name].get("schedules"):  # Prefect replaces all schedules if there are any, else keeps all.
+            for schedule in one.schedules:
+                client.delete_deployment_schedule(one.id, schedule.id)
+            kept = []
+        if one.name not in before:
+            continue
+        if before[one.name].paused:
             client.pause_deployment(one.id)
-        for schedule in one.schedules:
-            if schedule.active and _name_of(schedule) in before.schedules and (one.name, schedule.slug) not in but:
+        was_active = {_name_of(schedule): schedule.active for schedule in before[one.name].schedules}
+        for schedule in kept:
+            if schedule.active and not was_active.get(_name_of(schedule), True):
                 client.update_deployment_schedule(one.id, schedule.id, active=False)
+        removed += [
+            f"schedule '{name}' of {one.name} is not in prefect.yaml: it was removed. Add it there to keep it"
+            for name in sorted(was_active.keys() - {*map(_name_of, kept)})
+        ]
+    return removed
 
 
 def _name_of(schedule: DeploymentSchedule) -> str:
-    """Return what a schedule is known by before and after a deployment; its id is another one then."""
-    return schedule.slug or schedule.schedule.model_dump_json(exclude={"anchor_date"})
+    said = schedule.schedule.model_dump(mode="json", exclude_none=True)
+    return str(schedule.slug or said.get("cron") or said.get("rrule") or said.get("interval"))
 
 
 def job_template() -> dict[str, Any]:
-    """Return what a flow run of the pool may say about its process: neither the command nor its folder nor a variable
-    of its environment. Prefect's server refuses one that does."""
+    """Return the pool's job template without the variables for a process's command, folder and environment. Prefect's
+    server rejects a flow run that sets them."""
     template = ProcessWorker.get_default_base_job_template()
-    for name in NOT_A_RUNS:
-        # A variable that is left in the one alone is merged into the process' environment all the same.
+    for name in NOT_FOR_RUNS:
+        # Prefect would merge a variable that stays in either of the two into the process's environment.
         del template["job_configuration"][name], template["variables"]["properties"][name]
     template["variables"]["additionalProperties"] = False
     return template
 
 
-def find_last_heartbeat(client: SyncPrefectClient) -> datetime:
-    """Return the time of the last heartbeat of the worker before this one; now, if there was none."""
-    workers = client.read_workers_for_work_pool(POOL)
-    heartbeats = [one.last_heartbeat_time for one in workers if one.name == WORKER and one.last_heartbeat_time]
-    return max(heartbeats, default=datetime.now(UTC))
-
-
-def restart_crashed(client: SyncPrefectClient, last_heartbeat: datetime) -> None:
-    """End the flow runs of the pool that have no process any more, and let them begin again.
-
-    Args:
-        client: of the server.
-        last_heartbeat: of the worker before: what crashed after that, or just before, crashed with it.
-    """
-    dead = {run.id for run in _in_pool(client, *AT_WORK)}
-    for path, end in runs.unreported():
-        # Told to stop by the end of this service, where no server could be told any more: not by anybody who wants it
-        # to end.
-        if end.state == "CANCELLED" and end.flow_run_id in {str(run_id) for run_id in dead}:
+def end_unfinished(client: SyncPrefectClient) -> None:
+    """End the flow runs of the pool that have no process any more."""
+    dead = _in_pool(client, StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)
+    for path, end in outcome.unreported():
+        # `up` stopped this run when it ended, without a server to report to; the user did not cancel the run.
+        if end.state == "CANCELLED" and end.flow_run_id in {str(run.id) for run in dead}:
             path.unlink(missing_ok=True)
     reconciliation.end_crashed_flow_runs()
-    for run in _in_pool(client, *AT_WORK):
-        wanted = run.state is not None and run.state.type == StateType.CANCELLING
-        why = "its worker has ended"
-        ended: State[Any] = Cancelled(message=why) if wanted else Crashed(message=why)
+    for run in dead:
+        cancelled = run.state is not None and run.state.type == StateType.CANCELLING
+        ended: State[Any] = Cancelled(message=WORKER_ENDED) if cancelled else Crashed(message=WORKER_ENDED)
         reconciliation.end_flow_run(client, run.id, ended)
+
+
+def restart_crashed(client: SyncPrefectClient, before: datetime) -> None:
+    """Restart flow runs that crashed up to ``before``; report those that have crashed ``MAX_CRASHES`` times."""
     for run in _in_pool(client, StateType.CRASHED):
-        crashed_at = run.state.timestamp if run.state is not None else last_heartbeat
-        if run.id not in dead and crashed_at < last_heartbeat - WITH_ITS_WORKER:
+        if run.state is None or run.state.timestamp > before:
             continue
-        if run.run_count >= MAX_TRIES:
-            why = f"it was begun {run.run_count} times, and its worker ended each time: `prefect flow-run retry`"
-            notifications.tell_failure(run.name, str(run.id), run.run_count + 1, why)
+        why = run.state.message or "its process died"
+        # Prefect counts the starts, but only those after which the flow was running.
+        crashes = int(str(run.labels.get(CRASHES, 0))) + (why != WORKER_ENDED)
+        if crashes >= MAX_CRASHES:
+            reason = (
+                f"{why}\n\nIt has crashed {crashes} times. `Retry` on Prefect's page, or `prefect flow-run retry "
+                f"{run.id}`, continues from its latest checkpoint, if there is one."
+            )
+            _tell_failure(client, run, reason)
             continue
-        # Its old time, so that it comes before what was asked for since then.
+        # Keep its original time, so that it comes before newer requests.
         when = run.expected_start_time or datetime.now(UTC)
-        begin: State[Any] = Scheduled(scheduled_time=when, message="taken up again: its worker had ended")
-        client.set_flow_run_state(run.id, begin, force=True)
-        body = f"Its worker had ended; it goes on from its latest checkpoint.\n\nflow run {run.id}"
-        notifications.tell("restart", f"{run.name} is taken up again", body)
-        print(f"flow run {run.name} ({run.id}) is taken up again", flush=True)
+        client.set_flow_run_state(run.id, Scheduled(scheduled_time=when, message=f"restarted: {why}"), force=True)
+        client.update_flow_run_labels(run.id, {CRASHES: crashes})
+        how = "continues from its latest checkpoint" if run.run_count else "starts again"
+        notifications.tell("restart", f"{run.name} restarts after a crash", f"{why}\n\nIt {how}.\n\nflow run {run.id}")
+        print(f"flow run {run.name} ({run.id}) restarts: {why}", flush=True)
+
+
+def report_rejected(client: SyncPrefectClient) -> None:
+    """Report the flow runs that Prefect itself failed before they ran, for example because of a wrong parameter."""
+    for run in _in_pool(client, StateType.FAILED):
+        if run.run_count == 0:
+            _tell_failure(client, run, (run.state and run.state.message) or "Prefect did not start it")
+
+
+def _tell_failure(client: SyncPrefectClient, run: FlowRun, reason: str) -> None:
+    """Send a notice that a flow run failed, once, and only on the day on which it did."""
+    told = run.labels.get(TOLD) == str(run.state_id)
+    if run.state is not None and run.state.timestamp > datetime.now(UTC) - TOLD_WITHIN and not told:
+        notifications.tell_failure(run.name, str(run.id), run.run_count, reason)
+        client.update_flow_run_labels(run.id, {TOLD: str(run.state_id)})
+
+
+def _watch() -> None:
+    """Restart flow runs whose process dies, for example for lack of memory; report those that Prefect rejects."""
+    while True:
+        time.sleep(WATCH_SECONDS)
+        try:
+            with get_client(sync_client=True) as client:
+                restart_crashed(client, datetime.now(UTC) - SETTLED)
+                report_rejected(client)
+        except reconciliation.LEFT_FOR_LATER as error:
+            print(f"cannot look for crashed flow runs, will try again: {error}", file=sys.stderr, flush=True)
 
 
 def _in_pool(client: SyncPrefectClient, *states: StateType) -> list[FlowRun]:
-    """Return the flow runs of the pool in one of these states; the newest ones, as many as a server gives at once."""
+    """Return the pool's newest flow runs in one of these states, as many as one answer of the server holds."""
     return client.read_flow_runs(
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states)))),
-        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL])),
+        work_pool_filter=IN_POOL,
         sort=FlowRunSort.EXPECTED_START_TIME_DESC,
     )
 

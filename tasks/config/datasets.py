@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
-import yaml
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from tasks.config.project import names_of
 from tasks.config.section import Count, Pixels, Section, Text, refusal
-from tasks.system import files
+from tasks.config.sources import read_yaml
 from tasks.system.errors import UserError, one_of, shown
 
 
@@ -19,9 +18,9 @@ class DataCheck(Section):
     """What a check of ``tasks/data/checks/`` does of a dataset."""
 
     action: Literal["stop", "warn", "off"] = "warn"
-    """Refuse the data where it finds something, say so, or do not look."""
+    """If the check finds something, `stop` rejects the data and `warn` prints a warning; `off` skips the check."""
     threshold: Annotated[float, Field(ge=0)] | None = None
-    """A finding is above it; null is the check's own."""
+    """The check reports values above this; null is the check's default."""
 
 
 def _checks(value: Any) -> Any:
@@ -41,11 +40,11 @@ class Description(Section):
 
     kind: str
     name: Text
-    """That of the folder data/NAME."""
+    """The name of the folder data/NAME."""
     checks: Annotated[dict[Text, DataCheck], BeforeValidator(_checks)] = Field(
         default={}, exclude_if=lambda checks: not checks
     )
-    """By name, what a check does where the default does not suit: stop, warn or off, or {action, threshold}."""
+    """Overrides a check's default, by its name: stop, warn or off, or {action, threshold}."""
     is_local: ClassVar[bool] = True
     """Whether its source is a file or folder of the user's, and nothing is downloaded."""
 
@@ -54,26 +53,26 @@ class TableColumn(Section):
     """What a column of a table is to a model."""
 
     kind: Literal["number", "datetime", "category", "text", "image", "ignore"]
-    """What its values are; `ignore` leaves the column out."""
+    """The kind of its values; `ignore` leaves the column out."""
     missing: Literal["fill", "stop", "drop"] = "fill"
-    """What becomes of a missing value: the mean of the training split (a number, a datetime), a place of its own or a
-    black image; the end, with the count; or no example of that row."""
+    """How to treat missing values: `fill` replaces them with the training split's mean (number, datetime), a category
+    of their own or a black image; `stop` fails and prints their number; `drop` leaves these rows out."""
     scale: Annotated[Literal["standardize", "quantiles"], Field(exclude_if=lambda scale: scale == "standardize")] = (
         "standardize"
     )
-    """What becomes of a number: it is as it is, less the mean and divided by the deviation; or the share of the
-    training split's values below it, from 0 to 1, which a few very large ones do not press together."""
+    """How to scale numbers: `standardize` subtracts the mean and divides by the standard deviation; `quantiles` is the
+    share of the training split's values below it, from 0 to 1, which a few very large values do not distort."""
 
     format: Annotated[Text | None, Field(exclude_if=lambda form: form is None)] = None
-    """How dates and times are written, such as `%d/%m/%Y`, in the codes of Python's `strptime`; null is ISO 8601.
-    `data add` finds it where one way of reading alone fits all values."""
+    """Format of dates and times in the codes of Python's `strptime`, such as `%d/%m/%Y`; null is ISO 8601. `data add`
+    finds it if only one format fits all values."""
 
     @field_validator("scale")
     @classmethod
     def quantiles_are_of_numbers(cls, scale: str, known: ValidationInfo) -> str:
         if scale == "quantiles" and (kind := known.data.get("kind", "number")) != "number":
             raise PydanticCustomError(
-                "scale", "quantiles are of columns of kind number, and this one is {kind}", {"kind": kind}
+                "scale", "quantiles need a column of kind number, but this one is {kind}", {"kind": kind}
             )
         return scale
 
@@ -92,20 +91,20 @@ def _columns(value: Any) -> Any:
 
 
 class Tfds(Description):
-    """A dataset of TensorFlow Datasets, one of tasks/data/builders/, or a builder of your own."""
+    """A dataset of TensorFlow Datasets, a builder in tasks/data/builders/, or your own builder."""
 
     kind: Literal["tfds"] = "tfds"
     version: Text | None = None
     """TFDS version; null is the builder's newest."""
     builder: Text | None = None
-    """MODULE:CLASS of a builder of the user's own; null is one of TFDS or of tasks/data/builders/."""
+    """MODULE:CLASS of your own builder; null is a builder of TFDS or in tasks/data/builders/."""
     image_size: tuple[Pixels, Pixels] | None = None
-    """Height and width that `prepare` resizes to; null keeps the images' own size, or takes the median where sizes
-    differ, rounded to a multiple of 8, at most 224."""
+    """Height and width to which `prepare` resizes images; null keeps their size, or uses the median if they differ,
+    rounded to a multiple of 8, at most 224."""
     columns: Annotated[dict[str, TableColumn], BeforeValidator(_columns)] = Field(
         default={}, exclude_if=lambda columns: not columns
     )
-    """What a column is, if not what TFDS or its values say, where the builder's examples have columns."""
+    """If the builder's examples have columns: overrides the kinds that TFDS or the values suggest."""
     is_local = False
 
 
@@ -113,11 +112,11 @@ class LocalDescription(Description):
     """A file or folder of the user's."""
 
     source: str
-    """The file or folder that the examples are read from; a path that does not begin with `/` is one of the project."""
+    """The file or folder with the examples; a path that does not begin with `/` is relative to the project."""
     test: Annotated[float, Field(gt=0, lt=1)] | Count = 0.2
-    """The fraction or the number of the examples that become the test split, where the source has none."""
+    """Fraction or number of examples for the test split, if the source has none."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Chooses them."""
+    """Seed for drawing the test split."""
     is_guessed: ClassVar[bool] = False
     """Whether `data add` looks at the data for what the description leaves open: ``guess`` of the kind's file."""
 
@@ -133,25 +132,15 @@ class ImageFolder(LocalDescription):
     kind: Literal["image_folder"]
     is_guessed = True
     image_size: tuple[Pixels, Pixels] | None = None
-    """Height and width that all images are resized to; null keeps their own, or where these differ takes the median,
+    """Height and width to which all images are resized; null keeps their size, or uses the median if they differ,
     rounded to a multiple of 8, at most 224."""
     splits: Annotated[
         dict[Text, Literal["train", "validation", "test"]] | None, Field(exclude_if=lambda splits: splits is None)
     ] = None
-    """Which split each folder is, such as {seg_train: train, seg_test: test}; other folders are left out. {} says that
-    all are classes; null goes by their names."""
+    """The split of each folder, such as {seg_train: train, seg_test: test}; other folders are left out. {} means that
+    all folders are classes; null decides by their names."""
     on_broken: Literal["stop", "skip"] = "stop"
-    """What becomes of files that are not whole images: the end, with their names, or no example."""
-    folders: Annotated[tuple[str, ...], Field(max_length=8, exclude_if=lambda folders: not folders)] = ()
-    """What the folders between a class and its images tell, from the class down: `[camera]` for CLASS/CAMERA/*. No
-    model learns from them. Those of the test split are kept, as of a table's `metadata`."""
-
-    @field_validator("folders")
-    @classmethod
-    def each_has_a_name_of_its_own(cls, folders: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(folders)) < len(folders):
-            raise PydanticCustomError("folders", "two of them have one name: give each folder a name of its own")
-        return folders
+    """How to treat files that are not intact images: `stop` fails and lists them, `skip` leaves them out."""
 
 
 class Arrays(LocalDescription):
@@ -159,12 +148,9 @@ class Arrays(LocalDescription):
 
     kind: Literal["arrays"]
     task: Literal["auto", "classification", "multilabel", "regression"] = "auto"
-    """What is learnt; auto takes whole numbers and words for classes, fractions for a regression (but 0.0, 1.0 and few
-    others that are whole for classes), and several columns of 0 and 1 for labels, or for one class where each example
-    has a single 1."""
-    metadata: Metadata = {}
-    """Arrays beside `x` and `y` that no model learns from, and what their values are: `site`, or `site_test` beside
-    `x_test`, is one value an example. Those of the test split are kept, as of a table's columns."""
+    """The task. `auto` chooses classification for integers, words and a few whole numbers such as 0.0 and 1.0;
+    regression for fractional numbers; and for several columns of 0 and 1 multilabel, or classification if each example
+    has exactly one 1."""
 
 
 def _texts(value: Any) -> Any:
@@ -176,57 +162,57 @@ class Table(LocalDescription):
 
     kind: Literal["table"]
     target: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ()
-    """The column that a model learns to tell, or a list of several: of labels (0 or 1 each) or of numbers."""
+    """The column to predict, or a list of several: labels (0 or 1 each) or numbers."""
     task: Literal["auto", "classification", "multilabel", "regression"] = "auto"
-    """What is learnt; auto takes texts and few whole numbers for classes, other numbers for a regression, and several
-    columns of 0 and 1 for labels."""
+    """The task. `auto` chooses classification for texts and for few different whole numbers, regression for other
+    numbers, and multilabel for several columns of 0 and 1."""
     separator: Annotated[str, Field(min_length=1, max_length=10)] | None = None
-    """What stands between the labels of an example where one target column holds several; brackets and quotes around
-    them, as of a list of Python or JSON, do not count."""
+    """The separator between the labels, if one target column contains several per example; brackets and quotes of a
+    Python or JSON list are ignored."""
     columns: Annotated[dict[str, TableColumn], BeforeValidator(_columns)] | None = None
-    """What each other column is; null guesses all of them."""
+    """The kind of each other column; null guesses all of them."""
     split_column: str | None = None
-    """The column that says train, validation or test; where it says no test, the training rows give it."""
+    """The column with train, validation or test. If it never has test, the test split is drawn from the training
+    rows."""
     group: str | None = None
-    """The column of which all rows of one value (a person, a device) are to be in one split."""
+    """A column such as a person or device; all rows with the same value go into the same split."""
     time: str | None = None
-    """The column by which rows are ordered: the newest become the test split."""
+    """The column that orders the rows: the newest become the test split."""
     metadata: Metadata = {}
-    """Columns that no model learns from, and what their values are: those of the test split are kept, so that a run's
-    report has slices by them, and `register.floors` and `register.ceilings` take these."""
+    """Columns that are not inputs of the model, with the kind of their values. The test split keeps them, so a run's
+    report, `register.floors` and `register.ceilings` can use them for slices."""
     weight: str | None = None
-    """The column of how much a row counts in the training loss."""
+    """The column with each row's weight in the training loss."""
     validation: Annotated[float, Field(gt=0, lt=1)] | Count | None = None
-    """As `test`, of a validation split that `prepare` makes; null leaves it to `input.validation`, which knows neither
-    groups nor times."""
+    """Like `test`, for a validation split that `prepare` makes; null leaves it to `input.validation`, which ignores
+    groups and times."""
     max_vocabulary: Count = 20_000
-    """The most values of a category, or words of a text column, that have a place of their own: the most frequent."""
+    """Size of the vocabulary of a category or text column: the most frequent values or words."""
     text_length: Annotated[int, Field(gt=0, le=100_000)] | None = None
-    """How many words of a text are taken; null takes what 95 of 100 texts of the training split have, at most 512."""
+    """Number of words to keep of a text; null is enough for 95% of the training split's texts, at most 512."""
     images: tuple[str, ...] = ()
-    """The files and folders beside the table that its paths of images lead into. `data add` finds them, as DVC looks at
-    them, too; add a dataset anew where they are others."""
+    """Files and folders next to the table that contain the images whose paths it has. `data add` finds them and makes
+    them DVC dependencies; if they change, add the dataset again."""
     image_size: tuple[Pixels, Pixels] | None = None
-    """Height and width that all images are resized to; null keeps their own, or where these differ takes the median,
+    """Height and width to which all images are resized; null keeps their size, or uses the median if they differ,
     rounded to a multiple of 8, at most 224."""
     on_broken: Literal["stop", "skip"] = "stop"
-    """What becomes of rows without a target, a group, a time or a weight, and of those whose image is not whole: the
-    end, with their names, or no example."""
+    """How to treat rows without a target, group, time or weight, or with a damaged image: `stop` fails and lists them,
+    `skip` leaves them out."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
-    """What stands between the values of a row of CSV; null is a tab for .tsv, else a comma."""
+    """The delimiter of CSV; null is a tab for .tsv, otherwise a comma."""
     decimal: Annotated[Literal[".", ","] | None, Field(exclude_if=lambda decimal: decimal is None)] = None
-    """What stands before the fraction of a number in CSV, TSV and JSON lines; null is a point, unless `data add` finds
-    that it is a comma."""
+    """The decimal separator in CSV, TSV and JSON lines; null is a point, unless `data add` finds a comma."""
     header: Annotated[Count | None, Field(exclude_if=lambda header: header == 1)] = 1
-    """The line of CSV that names the columns, from 1; null is a file without names: `column_1`, `column_2`, ... `data
-    add` skips a title, comments, blank lines and `sep=;` above it."""
-    quoting: Annotated[Literal["minimal", "none"], Field(exclude_if=lambda quoting: quoting == "minimal")] = "minimal"
-    """Whether quotes surround values of CSV in which the delimiter or the end of a line stands; none takes a quote for
-    a character like any other."""
+    """The line of a CSV file that names the columns, counted from 1; null is a file without a header, whose columns are
+    `column_1`, `column_2`, ... `data add` skips a title, comments, blank lines and `sep=;` above it."""
+    quoting: Annotated[Literal["minimal", "none"] | None, Field(exclude_if=lambda quoting: quoting is None)] = None
+    """`minimal`: quotes surround CSV values that contain a delimiter or a line break. `none`: quotes are ordinary
+    characters. Null is minimal, unless a whole row would become one value."""
     not_missing: Annotated[tuple[Text, ...], Field(exclude_if=lambda texts: not texts)] = ()
-    """Texts that usually mean a missing value (`None`, `NA`, `null`) and are a class or a category here."""
+    """Texts that usually mean a missing value (`None`, `NA`, `null`) but are a class or category in this table."""
     encoding: Text = "utf-8"
-    """Of the text of CSV, TSV and JSON lines."""
+    """Text encoding of CSV, TSV and JSON lines."""
     is_guessed = True
 
     @property
@@ -295,13 +281,11 @@ def read_description(folder: Path) -> Any:
     """
     place = f"data/{folder.name}/params.yaml"
     try:
-        values = dict(yaml.safe_load(files.read_text(folder / "params.yaml"))["dataset"])
-    except OSError as error:
-        raise UserError(f"{place}: cannot be read ({error})") from None
-    except (RecursionError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        values = dict(read_yaml(folder / "params.yaml")["dataset"])
+    except (UserError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"{place} is there already, and does not say what dataset it is ({type(error).__name__}): mend it, or move "
-            "it away, then run again"
+            f"{place} already exists, but does not describe a dataset ({error}): fix it, or move it away, then "
+            "run again"
         ) from None
     if values.get("name") != folder.name:
         raise UserError(

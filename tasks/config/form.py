@@ -1,16 +1,16 @@
 """The settings as parameters of a deployment: the schema of Prefect's form, and what a run takes from it."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import GetJsonSchemaHandler, RootModel
+from pydantic import GetJsonSchemaHandler, RootModel, TypeAdapter
+from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
 from tasks.config.project import project_root, recipes
-from tasks.config.schema import Settings
-from tasks.config.section import leaves, marks_of
+from tasks.config.schema import Settings, kinds_of
+from tasks.config.section import fields_of, leaves, marks_of
 from tasks.config.sources import load
 from tasks.system.errors import UserError
 
@@ -18,6 +18,20 @@ from tasks.system.errors import UserError
 NAMES = {"string": "text", "integer": "number", "number": "fraction", "array": "list", "object": "mapping"}
 
 
+# The settings that the form shows first, in the section COMMON.
+FIRST = (
+    "dataset.name",
+    "model.name",
+    "strategy.kind",
+    "train.epochs",
+    "train.per_replica_batch_size",
+    "train.loop",
+    "train.seed",
+    "optimizer.kind",
+    "schedule.learning_rate",
+    "input.validation",
+)
+COMMON = "common"
 BOOLEANS = {"true": True, "false": False}
 # Keys of a schema that are no bounds.
 ABOUT = ("title", "description", "default")
@@ -33,7 +47,9 @@ class Overrides(RootModel[dict[str, Any]]):
     def given(self) -> dict[str, Any]:
         """Return what is given, as ``config.load`` takes it."""
         dotted = {key: value for key, value in self.root.items() if "." in key}
-        return {**_without_null(self.root), **dotted}
+        given = _without_null(self.root)
+        common = given.pop(COMMON, {})
+        return {**given, **common, **dotted}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -55,67 +71,61 @@ def _without_null(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def overrides_schema() -> dict[str, Any]:
-    """Return the JSON schema of ``Overrides``: a section each, with meaning, bounds and choices; and, for what is no
-    form, each key in the spelling of ``--set``."""
-    whole = Settings.model_json_schema()
+    """Return the JSON schema of ``Overrides`` for the form: the ten common settings and a section for each of the
+    others, with meaning, bounds and choices.
+
+    Other keys, such as ``train.epochs``, are allowed: the run checks them, and names the key that was probably meant.
+    """
     today = _values_of_params()
-    properties: dict[str, Any] = {}
-    patterns: dict[str, Any] = {}
+    fields: dict[str, list[tuple[str, FieldInfo]]] = {}  # By key: kinds of one section share their keys.
+    for attribute, of_section in Settings.model_fields.items():
+        section = of_section.alias or attribute
+        variants: dict[str, Any] = {**kinds_of(section)} or {"": of_section.annotation}
+        for kind, variant in variants.items():
+            for key, field in fields_of(variant, f"{section}."):
+                fields.setdefault(key, []).append((kind, field))
+    common: dict[str, Any] = {"type": "object", "title": "common settings", "properties": {}}
+    form: Any = {}
+    for key, known in fields.items():
+        place, (*sections, name) = form, key.split(".")
+        for section in sections:
+            place = place.setdefault(section, {"type": "object", "title": section, "properties": {}})["properties"]
+        if name in place or key in common["properties"]:
+            continue
+        types: list[dict[str, Any]] = []
+        for _, field in known:
+            types += [one for one in _types(field) if one not in types]
+        kinds = [kind for kind, _ in known if kind and name != "kind"]
+        notes = [
+            " ".join((known[0][1].description or "").split()).replace("<", "\\<"),  # It is shown as Markdown.
+            f"Of {', '.join(kinds)}." if kinds else "",
+            f"params.yaml: {json.dumps(today[key])}." if key in today else "",
+        ]
+        shown = _choice(types) | {"description": " ".join(filter(None, notes))}
+        if key in FIRST:
+            common["properties"][key] = shown | {"title": key}
+        else:
+            place[name] = shown | {"title": name}
+    common["properties"] = {key: common["properties"][key] for key in FIRST}
+    return {"title": "Overrides", "type": "object", "properties": {COMMON: common, **form}}
 
-    def add(place: dict[str, Any], prefix: str, kind: str | None, described: dict[str, Any]) -> None:
-        """Put each key of a section into the form; kinds of one section share their keys."""
-        for name, schema in described["properties"].items():
-            key = f"{prefix}{name}"
-            types = schema.get("oneOf") or schema.get("anyOf") or [schema]
-            variants = [whole["$defs"][one["$ref"].rpartition("/")[2]] for one in types if "$ref" in one]
-            if variants:
-                section = {"type": "object", "title": name, "properties": {}, "additionalProperties": False}
-                inner = place.setdefault(name, section)["properties"]
-                for variant in variants:
-                    its_kind = variant["properties"].get("kind", {}).get("const")
-                    add(inner, f"{key}.", its_kind, variant)
-                if prefix:  # A section of a section: all of it may be given, or null.
-                    patterns[f"^{re.escape(key)}$"] = {"type": ["object", "null"]}
-                continue
-            bounds = [{k: v for k, v in one.items() if k not in ABOUT} for one in types]
-            known = patterns.setdefault(f"^{re.escape(key)}$", {"anyOf": []})["anyOf"]
-            known += [one for one in bounds if one not in known]
-            shown = place.setdefault(name, {"kinds": [], "meaning": schema.get("description", "")})
-            shown |= {"types": known, "kinds": [*shown["kinds"], *([kind] if kind and name != "kind" else [])]}
 
-    def finish(place: dict[str, Any], prefix: str) -> None:
-        """Make what was collected of each key what the form shows."""
-        for name, shown in place.items():
-            if "types" not in shown:
-                finish(shown["properties"], f"{prefix}{name}.")
-                continue
-            key = f"{prefix}{name}"
-            notes = [
-                " ".join(shown["meaning"].split()).replace("<", "\\<"),  # It is shown as Markdown.
-                f"Of {', '.join(shown['kinds'])}." if shown["kinds"] else "",
-                f"params.yaml: {json.dumps(today[key])}." if key in today else "",
-            ]
-            place[name] = _choice(shown["types"]) | {"title": name, "description": " ".join(filter(None, notes))}
-
-    add(properties, "", None, whole)
-    finish(properties, "")
-    return {
-        "title": "Overrides",
-        "type": "object",
-        "properties": properties,
-        "patternProperties": patterns,
-        "additionalProperties": False,
-    }
+def _types(field: FieldInfo) -> list[dict[str, Any]]:
+    """Return the schemas of the types that a setting may have, with their bounds alone."""
+    whole: Any = Annotated[field.annotation, field]
+    schema = TypeAdapter(whole).json_schema()
+    return [{key: value for key, value in one.items() if key not in ABOUT} for one in schema.get("anyOf", [schema])]
 
 
 def recipe_schema() -> dict[str, Any]:
-    """Return the JSON schema of a recipe's name: a choice of those that are there when a flow is deployed."""
+    """Return the JSON schema of a recipe: a choice of those that are there when a flow is deployed, or several."""
     try:
         names = sorted(recipes(project_root()))
     except UserError:
         names = []
     choice = {"type": "string", "title": "recipe"} | ({"enum": names} if names else {})
-    return {"anyOf": [choice, {"type": "null", "title": "params.yaml alone"}]}
+    several = {"type": "array", "title": "recipes", "items": choice}
+    return {"anyOf": [choice, {"type": "null", "title": "params.yaml alone"}, several]}
 
 
 def _choice(types: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,39 +1,40 @@
-"""Optimizers by `optimizer.kind`: what each takes. tasks/modeling/optimizers.py makes Keras' class of the same name."""
+"""Optimizers by `optimizer.kind`: what each takes. tasks/modeling/optimizers.py makes Keras' class of the same name, or
+the user's own."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tasks.config.section import MAX_FLOAT32, Result, Section
+from tasks.config.section import MAX_FLOAT32, Options, OwnCode, Result, Section
 
 
 class OptimizerBase(Section):
     global_clipnorm: Result[Annotated[float, Field(gt=0, le=MAX_FLOAT32)] | None] = None
-    """Clip all gradients together to this norm; null is off."""
+    """Clip the gradients' global norm to this value; null is off."""
 
 
 class Adam(OptimizerBase):
-    """Adam: on TensorFlow this project's `FusedAdam`, one operation a variable, else Keras' own."""
+    """Adam: on TensorFlow this project's `FusedAdam`, with one operation per variable; otherwise Keras' own."""
 
     kind: Result[Literal["adam"]]
 
 
 class AdamW(OptimizerBase):
-    """Adam with decoupled weight decay: on TensorFlow this project's `FusedAdamW`, else Keras' AdamW."""
+    """Adam with decoupled weight decay: on TensorFlow this project's `FusedAdamW`, otherwise Keras' AdamW."""
 
     kind: Result[Literal["adamw"]]
     weight_decay: Result[Annotated[float, Field(ge=0, le=MAX_FLOAT32)]] = 0.004
-    """Each step makes every weight smaller by this share of itself, times the learning rate."""
+    """Weight decay: each step reduces every weight by this fraction of it, times the learning rate."""
 
 
 class SGD(OptimizerBase):
-    """Keras' SGD: gradient descent, with momentum where it is given."""
+    """Keras' SGD: gradient descent, optionally with momentum."""
 
     kind: Result[Literal["sgd"]]
     momentum: Result[Annotated[float, Field(ge=0, lt=1)]] = 0.0
-    """The share of the step before that a step goes on with; 0 is off."""
+    """Momentum: the fraction of the previous update that each step adds; 0 is off."""
     nesterov: Result[bool] = False
-    """Nesterov's momentum: the gradient as if it were taken a step ahead."""
+    """Use Nesterov momentum."""
 
 
 class RMSprop(OptimizerBase):
@@ -41,7 +42,15 @@ class RMSprop(OptimizerBase):
 
     kind: Result[Literal["rmsprop"]]
     momentum: Result[Annotated[float, Field(ge=0, lt=1)]] = 0.0
-    """The share of the step before that a step goes on with; 0 is off."""
+    """Momentum: the fraction of the previous update that each step adds; 0 is off."""
 
 
-AnyOptimizer = Adam | AdamW | SGD | RMSprop
+class OwnOptimizer(OptimizerBase):
+    """Your own keras.optimizers.Optimizer, or any of Keras': `my_code:Lion`, `keras.optimizers:Lion`."""
+
+    kind: Result[OwnCode]
+    options: Result[Options] = {}
+    """Keyword arguments of the class or function, except the learning rate."""
+
+
+AnyOptimizer = Adam | AdamW | SGD | RMSprop | OwnOptimizer

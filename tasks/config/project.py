@@ -17,8 +17,8 @@ def project_root() -> Path:
         if os.path.lexists(folder / "params.yaml") and (folder / ".dvc").is_dir():
             return folder
     raise UserError(
-        f"no project here: neither {here} nor a folder above it holds params.yaml and .dvc/. `stratagem init FOLDER` "
-        "makes a new one"
+        f"no project here: neither {here} nor a folder above it has params.yaml and .dvc/. `stratagem init FOLDER` "
+        "creates a project"
     )
 
 
@@ -34,8 +34,8 @@ def has_own_code(root: Path) -> bool:
 
 
 Registry = Literal[
-    "data/builders", "data/checks", "data/kinds", "modeling/metrics", "modeling/models", "operations/doctor",
-    "operations/submission", "serving/formats", "strategies",
+    "data/builders", "data/checks", "data/kinds", "modeling/metrics", "modeling/models", "operations/submission",
+    "serving/formats", "strategies",
 ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.config.section import MAX_FLOAT32, Count, Result, Section
+from tasks.config.section import MAX_FLOAT32, Count, Options, OwnCode, Result, Section
 
 LearningRate = Annotated[float, Field(gt=0, le=MAX_FLOAT32)]
 
@@ -14,17 +14,17 @@ class Constant(Section):
 
     kind: Result[Literal["constant"]]
     learning_rate: Result[LearningRate]
-    """That of all steps."""
+    """The learning rate of all steps."""
 
 
 class Piecewise(Section):
-    """Learning rates that change at the beginning of some epochs."""
+    """A learning rate that changes at the start of given epochs."""
 
     kind: Result[Literal["piecewise"]]
     boundaries_epochs: Result[Annotated[list[Count], Field(min_length=1, max_length=1000)]] = [3, 7]
     """Epochs at which the next learning rate starts."""
     learning_rates: Result[list[LearningRate]] = [1e-3, 1e-4, 1e-5]
-    """One more than there are boundaries."""
+    """The learning rates; one more than boundaries."""
 
     @model_validator(mode="after")
     def one_more_rate(self) -> Self:
@@ -39,15 +39,24 @@ class Piecewise(Section):
 
 
 class Cosine(Section):
-    """A linear warm-up, then half a cosine down to the last step."""
+    """A linear warm-up, then a cosine decay until the last step."""
 
     kind: Result[Literal["cosine"]]
     learning_rate: Result[LearningRate]
-    """The highest, at the end of the warm-up."""
+    """The highest learning rate, at the end of the warm-up."""
     warmup_epochs: Result[Annotated[float, Field(ge=0, le=1e9)]] = 1.0
-    """Epochs in which the learning rate rises from 0."""
+    """Epochs during which the learning rate rises from 0."""
     final_learning_rate: Result[Annotated[float, Field(ge=0, le=MAX_FLOAT32)]] = 0.0
-    """That of the last step."""
+    """The learning rate of the last step."""
 
 
-AnySchedule = Constant | Piecewise | Cosine
+class OwnSchedule(Section):
+    """Your own keras.optimizers.schedules.LearningRateSchedule, or any of Keras'."""
+
+    kind: Result[OwnCode]
+    options: Result[Options] = {}
+    """Keyword arguments of the class or function, except `steps_per_epoch` and `epochs`, which it receives anyway if it
+    has them."""
+
+
+AnySchedule = Constant | Piecewise | Cosine | OwnSchedule

@@ -8,9 +8,9 @@ default there.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -19,9 +19,11 @@ from tasks.config.optimizers import AnyOptimizer
 from tasks.config.schedules import AnySchedule
 from tasks.config.section import (
     MAX_FLOAT32,
+    MODEL_NAME,
     Bookkeeping,
     Count,
     Course,
+    Options,
     OwnCode,
     Pixels,
     Result,
@@ -31,7 +33,9 @@ from tasks.config.section import (
     Text,
     TrainingMetric,
     What,
+    by_kind,
     flat,
+    kinds_in,
     leaves,
     marks_of,
 )
@@ -44,7 +48,7 @@ def _regular_expression(text: str) -> str:
         re.compile(text)
     except re.error as error:
         raise ValueError(
-            f"'{text}' is not a regular expression ({error}): write a layer's name, or such as conv.*"
+            f"'{text}' is not a regular expression ({error}): write a layer's name, or an expression such as conv.*"
         ) from None
     return text
 
@@ -109,19 +113,19 @@ class Dataset(Section):
             AfterValidator(folder_name),
         ]
     ]
-    """A TFDS dataset of images, texts or numbers, NAME or NAME/CONFIG, or one embedded in tasks/data/builders/. It is
-    also the folder: data/NAME or data/NAME.CONFIG. MODULE:CLASS, a TFDS builder of your own, is that class' name in
-    TFDS."""
+    """A TFDS dataset of images, texts or numbers, NAME or NAME/CONFIG, or a builder in tasks/data/builders/. It is also
+    the name of the folder: data/NAME or data/NAME.CONFIG. MODULE:CLASS, your own TFDS builder, becomes the name that
+    TFDS gives this class."""
     builder: Bookkeeping[OwnCode | None]
-    """MODULE:CLASS of a builder of your own; dataset.name=MODULE:CLASS sets it."""
+    """MODULE:CLASS of your own builder; dataset.name=MODULE:CLASS sets it."""
     version: Result[Text | None]
-    """TFDS version; null takes what data/<name>/params.yaml says, at first the builder's newest."""
+    """TFDS version; null uses the version in data/<name>/params.yaml, at first the builder's newest."""
     image_size: Result[tuple[Pixels, Pixels] | None]
-    """Height and width that `prepare` resizes to; null keeps the images' own size, or takes the median where sizes
-    differ, rounded to a multiple of 8, at most 224."""
+    """Height and width to which `prepare` resizes images; null keeps their size, or uses the median if they differ,
+    rounded to a multiple of 8, at most 224."""
     downloads: Bookkeeping[Path | None]
-    """Folder of source archives that you fetched yourself: FOLDER/NAME/<last one or two parts of the URL>, NAME without
-    a configuration, as in TFDS' own folders."""
+    """Folder with source archives that you downloaded yourself, under the names that TFDS registers: FOLDER/NAME/*,
+    NAME without a configuration, as in TFDS' own folders."""
 
     @model_validator(mode="before")
     @classmethod
@@ -134,98 +138,83 @@ class Dataset(Section):
 
 class Model(Section):
     name: Result[Text]
-    """A file of tasks/modeling/models/, or your own `module:function` with the signature of their `build`."""
-    options: Result[dict[str, Any]]
+    """A file in tasks/modeling/models/, or your own `module:function` with the same signature as their `build`."""
+    options: Result[Options]
     """Keyword arguments of the model's `build`."""
     initial: Result[Annotated[Text, AfterValidator(_weights_source)] | None]
-    """What a new run takes its first weights from: the id of a run of the same model, also on another dataset (those of
-    its best checkpoint), FILE.keras, models:/NAME@ALIAS or models:/NAME/VERSION in MLflow, or for
-    model.name=keras_applications FILE.h5, weights of its architecture without the top. Null: random ones."""
+    """Initial weights of a new run: the id of a run of the same model, on any dataset (its best checkpoint),
+    FILE.keras, models:/NAME@ALIAS or models:/NAME/VERSION in MLflow, or, for model.name=keras_applications, FILE.h5
+    with the weights of its architecture without the top. Null: random weights."""
     new_head: Result[bool]
-    """The last layer with weights begins with random ones all the same, such as for other classes."""
+    """Initialize the last layer with weights at random in any case, for example because the classes differ."""
     freeze: Result[list[LayerNames]]
-    """Regular expressions: a layer whose whole name one of them matches, with all layers inside it, is not trained
-    (Keras' `layer.trainable = False`; a BatchNormalization then keeps its moving averages and goes by them)."""
-
-    @field_validator("options")
-    @classmethod
-    def finite(cls, options: dict[str, Any]) -> dict[str, Any]:
-        try:
-            json.dumps(options, allow_nan=False)
-        except ValueError:
-            raise ValueError("options holds a number that is not finite: JSON and Keras cannot keep it") from None
-        except TypeError as error:
-            raise ValueError(f"options holds what JSON cannot keep: {error}") from None
-        return options
+    """Regular expressions: layers whose whole name matches, and all layers inside them, are not trained (Keras'
+    `layer.trainable = False`; a BatchNormalization then uses its moving averages and does not change them)."""
 
 
 class Checkpoint(Section):
     every_epochs: Course[Count | None]
-    """After so many epochs, and after the last one in any case; null is off."""
+    """Save a checkpoint after this many epochs, and always after the last one; null is off."""
     every_steps: Course[Count | None]
-    """After so many steps, also in the middle of an epoch; null is off."""
+    """Save a checkpoint after this many steps, also in the middle of an epoch; null is off."""
     every_seconds: Course[Annotated[float, Field(gt=0, le=1e9)] | None]
-    """At the next step after so many seconds without a checkpoint; null is off."""
+    """Save a checkpoint at the next step after this many seconds without one; null is off."""
     keep: Bookkeeping[Count]
-    """Newest checkpoints kept; the best one is kept beside them."""
+    """Number of newest checkpoints to keep, in addition to the best one."""
     monitor: Course[TrainingMetric]
-    """What "best" means, such as the lowest validation/loss or the highest validation/accuracy; or by a metric of your
-    own, validation/module:function."""
+    """The metric that defines the best checkpoint, such as validation/loss (lowest) or validation/accuracy (highest);
+    or your own metric, validation/module:function."""
     remote: Bookkeeping[Annotated[Text, AfterValidator(_remote_address)] | None] = None
-    """Where the run's checkpoints, records and models are copied to while it trains, and a fresh clone finds them for
-    --resume: s3://BUCKET/FOLDER, gs://, abfs:// or file:///FOLDER; null is nowhere."""
+    """Address to which the run copies its checkpoints, records and models while it trains, and where --resume finds
+    them in a fresh clone: s3://BUCKET/FOLDER, gs://, abfs:// or file:///FOLDER; null is off."""
 
 
 class Evaluate(Section):
     checkpoint: Course[Literal["latest", "best"] | Count]
     """`latest`, `best`, or the step of a checkpoint."""
     global_batch_size: Speed[Count]
-    """Examples that all devices compute together at once."""
+    """Number of examples per batch on all devices together."""
     strategy: Speed[Literal["run", "one_device"]]
-    """`run`: on the devices of the run's strategy, or on one where this machine has not those. `one_device`: always on
-    one, without a cluster. The metrics are the same."""
-
-    @property
-    def has_runs_devices(self) -> bool:
-        """Whether it is to have the devices of the run's strategy, as far as they are there."""
-        return self.strategy == "run"
+    """`run`: on the devices of the run's strategy, or on one device if this machine lacks them or the strategy is
+    `parameter_server`. `one_device`: always on one device, without a cluster. The metrics are the same."""
 
 
 class Register(Section):
     enabled: Bookkeeping[bool]
-    """False: no version is made of any model."""
-    model_name: Bookkeeping[Annotated[str, Field(pattern=r"^[\w.-]+$", max_length=250)] | None]
+    """Whether models are registered."""
+    model_name: Bookkeeping[Annotated[str, Field(pattern=MODEL_NAME, max_length=250)] | None]
     """Name in MLflow's model registry; null is <dataset>-<model>."""
     alias: Bookkeeping[Annotated[str, Field(pattern=r"^[a-z][\w-]*$", max_length=250)]]
-    """The alias that each new version gets, better or not."""
+    """The alias that every new version gets, whether it is better or not."""
     metric: Bookkeeping[TestMetric]
-    """What the gate goes by."""
+    """The metric of the gate."""
     minimum: Bookkeeping[float | None]
-    """The gate: no version is registered when the metric is worse than this; null is off."""
+    """The gate: a model whose metric is worse than this is not registered; null is off."""
     min_improvement: Bookkeeping[Annotated[float, Field(ge=0, le=MAX_FLOAT32)]]
-    """By how much the metric must be better than that of the version with the alias `champion`, on the same test rows,
-    before this alias moves: 0.01 is one point of accuracy. 0 takes any gain that chance does not explain."""
+    """How much better than the current champion's, on the same test rows, the metric must be for a version to become
+    `champion`: 0.01 is one point of accuracy. 0 accepts any improvement that is not due to chance."""
     confidence: Bookkeeping[Annotated[float, Field(ge=0.5, lt=1)]]
-    """How sure it must be that the gain is no chance: 0.95 promotes 1 in 20 of the models that are no better."""
+    """Required confidence that the improvement is not due to chance: with 0.95, 1 in 20 models that are no better
+    becomes champion."""
     floors: Bookkeeping[dict[str, Annotated[float, Field(ge=0, le=1)]]]
-    """What a part of the test split must have before `champion` moves: a class, or a label, the recall, {"3": 0.8} is
-    0.8 of class 3; any other slice the share that is right, by the name that a run's report shows, {"colour: red":
-    0.7}. {} is off. A regression has `register.ceilings`."""
+    """The minimum that parts of the test split must reach for a version to become `champion`: the recall of a class or
+    label, such as {"3": 0.8} for class 3, or the share of correct answers in another slice, by its name in the run's
+    report, such as {"colour: red": 0.7}. {} is off. For a regression, see `register.ceilings`."""
     ceilings: Bookkeeping[dict[str, Annotated[float, Field(ge=0, le=MAX_FLOAT32)]]]
-    """Of a regression: the greatest mean absolute error, in the target's own unit, that a slice of the test split may
-    have before `champion` moves, by the name that a run's report shows: {"colour: red": 12.5}. {} is off."""
+    """For a regression: the largest mean absolute error, in the target's unit, that a slice of the test split may have
+    for a version to become `champion`, by its name in the run's report: {"colour: red": 12.5}. {} is off."""
 
     @field_validator("alias")
     @classmethod
     def free(cls, alias: str) -> str:
         if alias == CHAMPION:
             raise ValueError(
-                f"'{CHAMPION}' moves by itself, to a model that is shown to be better. Give --set "
+                f"Stratagem moves '{CHAMPION}' itself, to a model that is shown to be better. Give --set "
                 "register.alias=VALUE, such as challenger"
             )
         # MLflow would say so after the training.
         if alias == "latest" or re.fullmatch(r"v\d+", alias):
-            raise ValueError(f"MLflow keeps '{alias}' for itself. Give --set register.alias=VALUE, such as challenger")
+            raise ValueError(f"MLflow reserves '{alias}'. Give --set register.alias=VALUE, such as challenger")
         return alias
 
 
@@ -233,7 +222,10 @@ class Tracking(Section):
     experiment: Bookkeeping[Annotated[str, Field(pattern=r"^\w[\w .-]*$", max_length=250)] | None]
     """MLflow experiment; null is the dataset's name."""
     system_metrics: Bookkeeping[bool]
-    """Log processor, memory and GPU use while training."""
+    """Log the use of CPU, memory and GPU during training."""
+    metric_names: Bookkeeping[Literal["stratagem", "keras"]] = "stratagem"
+    """Names of an epoch's metrics in MLflow: `validation/loss` and `train/loss`, or `val_loss` and `loss` as in Keras'
+    logs."""
 
 
 class Settings(Section):
@@ -242,9 +234,14 @@ class Settings(Section):
     dataset: Dataset
     input: Input
     model: Model
-    optimizer: Annotated[AnyOptimizer, Field(discriminator="kind")]
-    schedule: Annotated[AnySchedule, Field(discriminator="kind")]
-    strategy: Annotated[AnyStrategy, Field(discriminator="kind")]
+    if TYPE_CHECKING:
+        optimizer: AnyOptimizer
+        schedule: AnySchedule
+        strategy: AnyStrategy
+    else:
+        optimizer: by_kind(AnyOptimizer)
+        schedule: by_kind(AnySchedule)
+        strategy: by_kind(AnyStrategy)
     train: Train
     checkpoint: Checkpoint
     evaluate: Evaluate
@@ -272,14 +269,14 @@ class Settings(Section):
                 )
             if frozen >= self.train.epochs:
                 raise ValueError(
-                    f"train.frozen_epochs = {frozen} leaves none of train.epochs = {self.train.epochs} to train all "
-                    "layers in: give fewer, or train.frozen_epochs=null, which keeps them frozen"
+                    f"train.frozen_epochs = {frozen} leaves none of train.epochs = {self.train.epochs} for training "
+                    "all layers: give fewer, or train.frozen_epochs=null, which keeps them frozen"
                 )
         cluster = self.strategy.cluster
         if cluster is not None and cluster.min_workers is not None:
             if self.train.global_batch_size is None:
                 raise ValueError(
-                    f"strategy.min_workers = {cluster.min_workers}: a step keeps its examples, whoever is left. "
+                    f"strategy.min_workers = {cluster.min_workers}: a step keeps its examples when workers are lost. "
                     "Give train.global_batch_size, and train.per_replica_batch_size=null"
                 )
             if cluster.workers not in (counts := self.worker_counts) or counts[-1] != cluster.min_workers:
@@ -291,16 +288,24 @@ class Settings(Section):
         if loop not in self.strategy.loops:
             allowed = " or ".join(self.strategy.loops)
             raise ValueError(
-                f"train.loop = '{loop}': strategy.kind={kind} is driven by {allowed}; set train.loop={allowed}, or "
+                f"train.loop = '{loop}': strategy.kind={kind} works only with {allowed}; set train.loop={allowed}, or "
                 f"strategy.kind to one of {', '.join(k for k, s in strategy_kinds().items() if loop in s.loops)}"
             )
+        given = self.flat()
         for feature, reason in self.strategy.refuses.items():
-            if FEATURES[feature].asked(self):
+            if asks_for(feature, given):
                 key, _, value = feature.partition("=")
-                value = value or json.dumps(self.flat()[key])
-                instead = "" if "give " in reason else f": give {key}={FEATURES[feature].without}"
-                raise ValueError(f"{key} = {value}: not under strategy.kind={kind}, because {reason}{instead}")
+                value = value or json.dumps(given[key])
+                without = json.dumps(FEATURES[feature]).strip('"')
+                instead = "" if "give " in reason else f": give {key}={without}"
+                raise ValueError(f"{key} = {value} does not work with strategy.kind={kind}, because {reason}{instead}")
         return self
+
+    @property
+    def evaluates_on_all_devices(self) -> bool:
+        """Whether the evaluation uses the devices of the run's strategy, if this machine has them."""
+        chief_gives_work = self.strategy.cluster is not None and self.strategy.cluster.chief_gives_work
+        return self.evaluate.strategy == "run" and not chief_gives_work
 
     @property
     def worker_counts(self) -> tuple[int, ...]:
@@ -342,29 +347,25 @@ class Settings(Section):
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 
-class Capability(NamedTuple):
-    """What not every strategy can do."""
-
-    asked: Callable[[Settings], bool]
-    without: str
-    """The value of its key that does not ask for it."""
-
-
-# By the key (and value) that asks for it.
-FEATURES = {
-    "train.jit_compile": Capability(lambda s: s.train.jit_compile is True, "false"),
-    "train.gradient_accumulation_steps": Capability(lambda s: s.train.gradient_accumulation_steps > 1, "1"),
-    "train.dtype_policy=mixed_bfloat16": Capability(lambda s: s.train.dtype_policy == "mixed_bfloat16", "float32"),
-    "train.dtype_policy=mixed_float16": Capability(lambda s: s.train.dtype_policy == "mixed_float16", "float32"),
-    "train.dtype_policy=float64": Capability(lambda s: s.train.dtype_policy == "float64", "float32"),
-    "train.deterministic": Capability(lambda s: s.train.deterministic, "false"),
-    "train.profile_steps": Capability(lambda s: s.train.profile_steps is not None, "null"),
-    "input.source=stream": Capability(lambda s: s.input.source == "stream", "array"),
+FEATURES: dict[str, Any] = {
+    "train.jit_compile": False,
+    "train.gradient_accumulation_steps": 1,
+    "train.dtype_policy=mixed_bfloat16": "float32",
+    "train.dtype_policy=mixed_float16": "float32",
+    "train.dtype_policy=float64": "float32",
+    "train.deterministic": False,
+    "input.source=stream": "array",
 }
+"""What not every strategy can do, by the key (and value) that asks for it, and a value that does not."""
+
+
+def asks_for(feature: str, flat: Mapping[str, Any]) -> bool:
+    """Return whether flat settings ask for one of ``FEATURES``; ``auto`` asks for nothing."""
+    key, equals, value = feature.partition("=")
+    return bool(flat[key] == value if equals else flat[key] not in (FEATURES[feature], "auto"))
 
 
 def kinds_of(section: str) -> dict[str, type[Section]]:
-    """Return the classes of a section that has a ``kind``, by kind; nothing for other sections."""
+    """Return the classes of a section that has a ``kind``, by kind, see ``kind_of``; nothing for other sections."""
     field = Settings.model_fields.get(section)
-    variants = get_args(field.annotation) if field is not None else ()
-    return {get_args(v.model_fields["kind"].annotation)[0]: v for v in variants}
+    return kinds_in(field.annotation) if field is not None and get_args(field.annotation) else {}

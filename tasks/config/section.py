@@ -7,18 +7,20 @@ Each setting says once what a change of it changes, and what makes two runs the 
 mark         what another value changes                                                       a resumed run
 ===========  ===============================================================================  ======================
 Result       the weights, the best model or its test metrics                                  must have it as it was
-Course       the same, by how long, how or where a training goes on                           may have another one
+Course       the same, by how long, how or where a training continues                         may have another one
 Speed        how fast they come, and their last bits                                          may have another one
 Bookkeeping  neither: what is written down, kept, named, or done about processes that died    may have another one
 ===========  ===============================================================================  ======================
 """
 
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -34,11 +36,16 @@ MAX_DEVICES = 4096
 MAX_FLOAT32 = 3e38
 # Patterns of names, and what a message says in place of each.
 OWN_CODE = r"^[\w.]+:\w+$"
+OWN_KIND = "module:name"
+"""The kind of a section that is the user's own code."""
 TOP_K = r"top_[1-9][0-9]{0,8}_accuracy"
 OTHER_METRIC = rf"^{TOP_K}$|^[\w.]+:\w+$"
 OTHER_TRAINING_METRIC = rf"^(train|validation)/{TOP_K}$|^(train|validation)/[\w.]+:\w+$"
 OTHER_TEST_METRIC = rf"^test/{TOP_K}$|^test/[\w.]+:\w+$"
+# What MLflow would refuse after the training: `.`, and what begins with `..`.
+MODEL_NAME = r"^\.?[\w-][\w.-]*$"
 IN_WORDS = {
+    MODEL_NAME: "letters, digits, '_', '-' and '.', but not '..' at the start",
     OWN_CODE: "your own module:function",
     OTHER_METRIC: "top_K_accuracy with any K, or your own module:function",
     OTHER_TRAINING_METRIC: "train/ or validation/ and top_K_accuracy with any K, or your own module:function",
@@ -69,6 +76,20 @@ Bookkeeping = Annotated[T, Affects("bookkeeping")]
 
 OwnCode = Annotated[str, Field(pattern=OWN_CODE, max_length=250)]
 """A user's own `module:function`."""
+
+
+def _kept_by_json(options: dict[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(options, allow_nan=False)
+    except ValueError:
+        raise ValueError("a number in it is not finite, which JSON and Keras cannot store") from None
+    except TypeError as error:
+        raise ValueError(f"JSON cannot store it: {error}") from None
+    return options
+
+
+Options = Annotated[dict[str, Any], AfterValidator(_kept_by_json)]
+"""Keyword arguments of a function or a class."""
 if TYPE_CHECKING:
     TrainingMetric: TypeAlias = str
     TestMetric: TypeAlias = str
@@ -98,10 +119,18 @@ def _takes_bool(field: FieldInfo) -> bool:
 
 def refusal(key: str, value: object, errors: Iterable[ErrorDetails], field: FieldInfo | None) -> str:
     """Return what is wrong with a value, and the meaning of its key. A union of types gives one error for each type."""
-    patterns = ((IN_WORDS.get(error.get("ctx", {}).get("pattern", "")), error["msg"]) for error in errors)
-    reasons = dict.fromkeys(words or message[:1].lower() + message[1:] for words, message in patterns)
+    reason = ", or ".join(dict.fromkeys(_reason(error) for error in errors))
+    if reason in IN_WORDS.values():
+        reason = f"write {reason}"
     meaning = " ".join((field.description or "").split()) if field else ""
-    return f"{key} = {shown(value)}: {', or '.join(reasons)}. {meaning}".rstrip()
+    return f"{key} = {shown(value)}: {reason}. {meaning}".rstrip()
+
+
+def _reason(error: ErrorDetails) -> str:
+    if (words := IN_WORDS.get(error.get("ctx", {}).get("pattern", ""))) is not None:
+        return words
+    message = error["msg"].removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]
 
 
 class Section(BaseModel):
@@ -123,7 +152,7 @@ def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
     """Yield ``("section.key", field)`` for every key of every kind."""
     for name, field in section.model_fields.items():
         key = prefix + (field.alias or name)
-        inner = [t for t in (get_args(field.annotation) or (field.annotation,)) if _is_section(t)]
+        inner = sections_in(field.annotation)
         for variant in inner:
             yield from fields_of(variant, f"{key}.")
         if not inner or type(None) in get_args(field.annotation):
@@ -141,8 +170,30 @@ def marks_of(section: type[BaseModel]) -> Mapping[str, Affects]:
     return {key: next(m for m in field.metadata if isinstance(m, Affects)) for key, field in fields_of(section)}
 
 
-def _is_section(annotation: Any) -> bool:
-    return get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, Section)
+def sections_in(annotation: Any) -> list[type[Section]]:
+    """Return the sections that a type is, or is a union of."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    plain = (get_args(part)[0] if get_origin(part) is Annotated else part for part in parts)
+    return [one for one in plain if isinstance(one, type) and issubclass(one, Section)]
+
+
+def by_kind(union: Any) -> Any:
+    """Return a union of sections of which ``kind_of`` says which one a value is."""
+    tagged = [Annotated[one, Tag(kind)] for kind, one in kinds_in(union).items()]
+    return Annotated[Union[tuple(tagged)], Discriminator(kind_of)]  # noqa: UP007
+
+
+def kinds_in(union: Any) -> dict[str, type[Section]]:
+    """Return the sections of a union by their kind."""
+    return {next(iter(get_args(one.model_fields["kind"].annotation)), OWN_KIND): one for one in sections_in(union)}
+
+
+def kind_of(value: Any) -> str | None:
+    """Return which kind of a section a mapping or a section is, by its ``kind``: code of the user's own is one."""
+    if isinstance(value, Mapping) and "kind" not in value:
+        return None
+    kind = value["kind"] if isinstance(value, Mapping) else getattr(value, "kind", None)
+    return OWN_KIND if ":" in str(kind) else str(kind)
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "", whole: Collection[str] = ()) -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,8 @@
 """How params.yaml, a recipe and ``--set`` become one ``Settings``, and the sentence that refuses a wrong one."""
 
-import contextlib
 import json
+import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from tasks.config.data_defaults import CHOSEN, Choice, choose
 from tasks.config.project import names_of, project_root, recipes
 from tasks.config.schema import Settings, folder_name, kinds_of
-from tasks.config.section import WHOLE, fields_of, leaves, refusal
+from tasks.config.section import WHOLE, fields_of, kind_of, leaves, refusal
 from tasks.config.strategies import strategy_kinds
 from tasks.config.train import BATCH_SIZES
 from tasks.system import files
@@ -23,6 +24,10 @@ from tasks.system.network import holds_secret
 MAX_TEXT = 1_000_000
 """Characters of a YAML file or a ``--set``."""
 LATER = "dataset: after prepare"
+Recipe = str | Sequence[str] | None
+"""A name in ``recipes/`` or the path of a YAML file; several, of which each overrides those before it; or none."""
+NAMING_CODE = {"model": "name", "augmentation": "custom"}
+"""By section, the key that says what its ``options`` are for; in others it is the kind."""
 ONE_VALUE = tuple(key.rpartition(".")[2] for key in WHOLE)
 
 
@@ -35,7 +40,7 @@ class _Loader(yaml.CSafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
                     raise yaml.MarkedYAMLError(
-                        problem=f"the key '{cut(key.value)}' is given once more", problem_mark=key.start_mark
+                        problem=f"the key '{cut(key.value)}' appears twice", problem_mark=key.start_mark
                     )
                 seen.add(key.value)
         made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
@@ -49,15 +54,15 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def load(
-    recipe: str | None = None,
+    recipe: Recipe = None,
     overrides: Sequence[str] | Mapping[str, Any] = (),
     root: Path | None = None,
     prepared: BaseModel | None = None,
 ) -> Settings:
-    """Return the settings of params.yaml, overlaid by a recipe, overlaid by single values.
+    """Return the settings of params.yaml, overlaid by recipes, overlaid by single values.
 
     Args:
-        recipe: a name in ``recipes/`` or a path to a YAML file.
+        recipe: see ``Recipe``.
         overrides: ``{"train.epochs": 3}``, or texts such as ``train.epochs=3``.
         root: the project's folder.
         prepared: the ``records.PreparedDataset`` to train on, by which ``choices`` lie in between; without it nothing
@@ -66,40 +71,46 @@ def load(
     Raises:
         UserError: names the first key that is wrong, its value, what is allowed and what to do.
     """
-    root = root or project_root()
-    values = _without_other_kinds(read_yaml(root / "params.yaml"))
-    if recipe is not None:
-        values = _overlay(values, _read_recipe(recipe, root))
-    # One overlay for all: their order does not matter, and a change of kind does not hide a wrong key.
+    return _read(recipe, overrides, root or project_root(), prepared)[0]
+
+
+def _read(
+    recipe: Recipe, overrides: Sequence[str] | Mapping[str, Any], root: Path, prepared: BaseModel | None
+) -> tuple[Settings, list[tuple[str, dict[str, Any]]]]:
+    """Return the settings, and what each source gives, by its name: each lies over those before it."""
+    sources = [("params.yaml", _without_other_kinds(read_yaml(root / "params.yaml")))]
+    names = (recipe,) if isinstance(recipe, str) else recipe or ()
+    sources += [(f"recipe {name}", _read_recipe(name, root)) for name in names]
     given = _with_text_keys(overrides) if isinstance(overrides, Mapping) else read_overrides(overrides)
-    settings = parse(_overlay(values, _nested(given)))
-    if prepared is None or not (chosen := choices(recipe, settings, prepared, root)):
-        return settings
-    for choice in chosen:
-        values = _overlay(values, _nested(choice.values))
-    return parse(_overlay(values, _nested(given)))
+    # One overlay for all: their order does not matter, and a change of kind does not hide a wrong key.
+    last = ("--set", _nested(given))
+    settings = _parse_all([*sources, last])
+    if prepared is not None and (chosen := choices(recipe, settings, prepared, root)):
+        sources += [(f"dataset: {choice.reason}", _nested(choice.values)) for choice in chosen]
+        settings = _parse_all([*sources, last])
+    return settings, [*sources, last]
 
 
-def sources_of(recipe: str | None, overrides: Sequence[str], prepared: BaseModel | None) -> dict[str, str]:
+def _parse_all(sources: Sequence[tuple[str, dict[str, Any]]]) -> Settings:
+    values: dict[str, Any] = {}
+    for _, over in sources:
+        values = _overlay(values, over)
+    return parse(values)
+
+
+def sources_of(
+    recipe: Recipe, overrides: Sequence[str] | Mapping[str, Any], prepared: BaseModel | None
+) -> dict[str, str]:
     """Return where the value of each key comes from that ``load`` gives: `params.yaml`, `recipe NAME`, `--set`,
     `dataset: REASON`, `LATER`, or `default rule` where none of them says it, as after another kind of strategy.
 
     Raises:
         UserError: as ``load``.
     """
-    root = project_root()
-    settings, base = load(recipe, overrides, root, prepared), read_yaml(root / "params.yaml")
-    given = read_overrides(overrides)
-    layers: list[tuple[str, Mapping[str, Any]]] = [("params.yaml", base)]
-    if recipe is not None:
-        layers.append((f"recipe {recipe}", _read_recipe(recipe, root)))
+    settings, layers = _read(recipe, overrides, project_root(), prepared)
     flat = settings.flat()
-    if prepared is not None:
-        chosen = choices(recipe, settings, prepared, root)
-        layers += [(f"dataset: {choice.reason}", _nested(choice.values)) for choice in chosen]
-    elif follows_data(recipe, settings, root):
-        layers.append((LATER, _nested({key: flat[key] for key in flat if key.startswith(CHOSEN)})))
-    layers.append(("--set", _nested(given)))
+    if prepared is None and follows_data(recipe, settings):
+        layers.insert(-1, (LATER, _nested({key: flat[key] for key in flat if key.startswith(CHOSEN)})))
     sources = dict.fromkeys(flat, "default rule")
     for source, values in layers:
         said = dict(leaves(values, whole=flat))
@@ -112,28 +123,29 @@ def _same(said: Any, value: Any) -> bool:
     return bool(said == value) or json.dumps(said, default=str) == json.dumps(value, default=str)
 
 
-def follows_data(recipe: str | None, settings: Settings, root: Path | None = None) -> bool:
+def follows_data(recipe: Recipe, settings: Settings, root: Path | None = None) -> bool:
     """Return whether settings are chosen for the data: neither a recipe nor params.yaml say what these are trained
     with."""
-    given_for = _dataset_name(read_yaml((root or project_root()) / "params.yaml"))
-    return recipe is None and settings.dataset.name != given_for
+    section = read_yaml((root or project_root()) / "params.yaml").get("dataset")
+    given_for = section.get("name") if isinstance(section, Mapping) else None
+    return not recipe and settings.dataset.name != folder_name(str(given_for))
 
 
-def choices(recipe: str | None, settings: Settings, prepared: BaseModel, root: Path | None = None) -> list[Choice]:
+def choices(recipe: Recipe, settings: Settings, prepared: BaseModel, root: Path | None = None) -> list[Choice]:
     """Return what is chosen for data that are prepared; nothing unless settings follow them."""
-    return choose(prepared.model_dump(mode="json")) if follows_data(recipe, settings, root) else []
+    if not follows_data(recipe, settings, root):
+        return []
+    chosen = choose(prepared.model_dump(mode="json"))
+    if not hasattr(settings.schedule, "learning_rate"):
+        for one in chosen:
+            one.values.pop("schedule.learning_rate", None)
+    return chosen
 
 
 def overruled(choice: Choice, settings: Settings) -> list[str]:
     """Return the keys whose given value differs from the chosen one."""
     flat = settings.flat()
     return [key for key, value in choice.values.items() if key in flat and not _same(value, flat[key])]
-
-
-def _dataset_name(values: Mapping[str, Any]) -> str | None:
-    section = values.get("dataset")
-    name = section.get("name") if isinstance(section, Mapping) else None
-    return folder_name(name) if isinstance(name, str) and ".." not in name else None
 
 
 def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
@@ -161,10 +173,6 @@ def read_texts(texts: Sequence[str]) -> dict[str, Any]:
 def parse(values: Mapping[str, Any]) -> Settings:
     """Return ``Settings`` of nested values; a ``UserError`` explains the first one that is wrong."""
     refuse_secrets(values)
-    return _validate(values)
-
-
-def _validate(values: Mapping[str, Any]) -> Settings:
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
@@ -185,8 +193,7 @@ def explain(error: ValidationError, values: Mapping[str, Any]) -> str:
     parts = [str(part) for i, part in enumerate(first["loc"]) if not (i == 1 and part in kinds)]
     known = dict(fields_of(Settings))
     for section, given in values.items():  # A key can have another meaning in each kind.
-        kind = kinds_of(section).get(str(given.get("kind"))) if isinstance(given, Mapping) else None
-        if kind is not None:
+        if (kind := kinds_of(section).get(str(kind_of(given)))) is not None:
             known |= fields_of(kind, f"{section}.")
     if first["type"] in unknown:
         return _unknown_key(parts, known, values)
@@ -195,7 +202,7 @@ def explain(error: ValidationError, values: Mapping[str, Any]) -> str:
     while ".".join(parts) not in known and any(".".join(parts[:end]) in known for end in range(1, len(parts))):
         parts.pop()
     key, message = ".".join(parts), first["msg"].removeprefix("Value error, ")
-    if first["type"] == "union_tag_invalid":
+    if first["type"] == "union_tag_invalid" and isinstance(first["input"], Mapping):
         return one_of(f"{key}.kind", first["input"].get("kind"), kinds_of(key))
     if first["type"] == "union_tag_not_found":
         return f"{key}.kind is missing: give --set {key}.kind=VALUE, one of {', '.join(kinds_of(key))}"
@@ -219,7 +226,7 @@ def _unknown_key(parts: Sequence[str], known: Iterable[str], values: Mapping[str
     key, section = ".".join(parts), ".".join(parts[:-1])
     if not section:
         return one_of("section", key, {name.partition(".")[0] for name in known})
-    kinds, kind = kinds_of(section), str(values[section].get("kind")) if section in values else ""
+    kinds, kind = kinds_of(section), str(kind_of(values.get(section)))
     of_others = [other for other, variant in kinds.items() if parts[-1] in variant.model_fields]
     allowed = [f"{section}.{name}" for name in kinds[kind].model_fields] if kind in kinds else []
     if of_others and kind in kinds:
@@ -275,7 +282,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Return what a YAML file of sections holds.
 
     Raises:
-        UserError: it cannot be read, is no YAML, or no mapping.
+        UserError: it cannot be read, is not YAML, or not a mapping.
     """
     try:
         text = files.read_text(path, MAX_TEXT + 1)
@@ -283,12 +290,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read ({error})") from None
     values = _read_text(text, str(path))
     if not isinstance(values, dict):
-        raise UserError(f"{path}: must hold sections such as `train:`, got {type(values).__name__}")
+        raise UserError(f"{path}: must contain sections such as `train:`, got {type(values).__name__}")
     return values
 
 
 def _read_text(text: str, where: str) -> Any:
-    """Return the value of a YAML text, with all keys as texts; it may hold neither aliases nor tags.
+    """Return the value of a YAML text without aliases, with all keys as texts.
 
     Args:
         text: the YAML.
@@ -298,23 +305,20 @@ def _read_text(text: str, where: str) -> Any:
         UserError: it is too long, or no such YAML.
     """
     if len(text) > MAX_TEXT:
-        raise UserError(f"{where}: it has {len(text):,} characters, and settings have at most {MAX_TEXT:,}")
+        raise UserError(f"{where}: it has {len(text):,} characters, but settings may have at most {MAX_TEXT:,}")
     try:
         events: Iterator[Any] = yaml.parse(text, _Loader)
         for event in events:
-            mark, tag = event.start_mark, getattr(event, "tag", None)
+            mark = event.start_mark
             if isinstance(event, yaml.AliasEvent):
-                refused = f"*{cut(str(event.anchor))} repeats the value of an anchor: write the value"
-                raise yaml.MarkedYAMLError(problem=refused, problem_mark=mark)
-            if tag is not None:
-                refused = f"the tag {cut(tag)} is not allowed: write the value without it"
+                refused = f"*{cut(str(event.anchor))} refers to an anchor: write out its value"
                 raise yaml.MarkedYAMLError(problem=refused, problem_mark=mark)
         return _with_text_keys(yaml.load(text, _Loader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise UserError(f"{where}: not valid YAML{place}: {cut(error.problem or error.context or '')}") from None
-    except (yaml.YAMLError, RecursionError, OverflowError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # Of a tag that does not fit.
         raise UserError(f"{where}: not valid YAML ({cut(str(error))})") from None
 
 
@@ -332,8 +336,7 @@ def _without_other_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     kept = dict(values)
     for name, section in values.items():
-        kind = kinds_of(name).get(str(section.get("kind"))) if isinstance(section, Mapping) else None
-        if kind is not None:
+        if (kind := kinds_of(name).get(str(kind_of(section)))) is not None:
             others = {key for other in kinds_of(name).values() for key in other.model_fields} - kind.model_fields.keys()
             kept[name] = {key: value for key, value in section.items() if value is not None or key not in others}
     return kept
@@ -343,28 +346,28 @@ def _read_recipe(recipe: str, root: Path) -> dict[str, Any]:
     known = recipes(root)
     if recipe in known:
         return read_yaml(known[recipe])
-    # A name may be too long for a file.
-    with contextlib.suppress(OSError, ValueError):
-        if Path(recipe).suffix in (".yaml", ".yml") and Path(recipe).exists():
-            return read_yaml(Path(recipe))
-    raise UserError(one_of("recipe", recipe, known) + ", or the path of a YAML file")
+    if Path(recipe).suffix in (".yaml", ".yml") and os.path.exists(recipe):
+        return read_yaml(Path(recipe))
+    choose = f"To choose a dataset, pass --set dataset.name={shlex.quote(recipe)}"
+    raise UserError(f"{one_of('recipe', recipe, known)}, or the path of a YAML file. {choose}")
 
 
 def _overlay(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``base`` with ``over`` laid over it, section by section.
 
-    A section whose ``kind`` changes keeps only the keys that the new kind knows, a model of another name starts without
-    options, one batch size takes the other's place, and so does one value of ``ONE_VALUE``: its parts belong together.
+    A section whose ``kind`` changes keeps only the keys that the new kind knows, other code starts without options, one
+    batch size takes the other's place, and so does one value of ``ONE_VALUE``: its parts belong together.
     """
     merged = dict(base)
     for name, value in over.items():
         old = merged.get(name)
         if isinstance(old, dict) and isinstance(value, Mapping) and name not in ONE_VALUE:
+            key = NAMING_CODE.get(name, "kind")
+            if value.get(key, old.get(key)) != old.get(key) and ("options" in old or name == "model"):
+                old = {**old, "options": {}}
             if "kind" in value and value["kind"] != old.get("kind"):
-                known = kinds_of(name).get(str(value["kind"]))
+                known = kinds_of(name).get(str(kind_of(value)))
                 old = {key: kept for key, kept in old.items() if known is None or key in known.model_fields}
-            if name == "model" and value.get("name", old.get("name")) != old.get("name"):
-                old = {key: kept for key, kept in old.items() if key != "options"} | {"options": {}}
             merged[name] = _overlay(old, value)
         else:
             merged[name] = value

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from tasks.config.section import MAX_COUNT, MAX_DEVICES, Bookkeeping, Course, Devices, Section, Speed, Text
+from tasks.config.section import MAX_COUNT, Bookkeeping, Course, Devices, Section, Speed, Text
 
 
 class StrategySection(Section):
@@ -24,8 +24,6 @@ class StrategySection(Section):
     """Whether a comparison compares the others with it."""
     unit: ClassVar[str] = "replica"
     """What a comparison calls each of its devices."""
-    steps_side_by_side: ClassVar[bool] = False
-    """Whether each device does whole steps, instead of a share of each step."""
     exchange: ClassVar[str] = "summing gradients, with the wait for the last replica,"
     """What its devices do together in a step, in the words of a comparison."""
 
@@ -61,7 +59,7 @@ class OneDevice(StrategySection):
     is_baseline: ClassVar[bool] = True
     kind: Course[Literal["one_device"]]
     device: Speed[Annotated[str, Field(pattern=r"^(cpu|gpu(:\d+)?)$")] | None] = None
-    """`cpu`, `gpu` or `gpu:1`; null takes the first GPU, else the CPU."""
+    """`cpu`, `gpu` or `gpu:1`; null uses the first GPU, or the CPU if there is none."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -81,10 +79,10 @@ class Mirrored(StrategySection):
     devices: Course[
         Devices | Annotated[list[Annotated[str, Field(pattern=r"^gpu:\d+$")]], Field(min_length=1)] | None
     ] = None
-    """Number of replicas: GPUs where there are any, else logical CPUs; or a list such as [gpu:0, gpu:2]. Null takes all
-    GPUs."""
+    """Number of replicas, on GPUs or, if there are none, on logical CPUs; or a list such as [gpu:0, gpu:2]. Null uses
+    all GPUs."""
     cross_device_ops: Speed[Literal["auto", "nccl", "hierarchical_copy", "reduction_to_one_device"]] = "auto"
-    """How gradients are summed over the devices; `auto` is NCCL on GPUs, else reduction to one device."""
+    """How the devices sum gradients; `auto` is NCCL on GPUs, otherwise reduction to one device."""
 
 
 class Cluster(StrategySection):
@@ -92,23 +90,22 @@ class Cluster(StrategySection):
 
     chief_gives_work: ClassVar[bool] = False
     """Whether the other members serve the chief, instead of running the stages with it."""
-    members_stay: ClassVar[bool] = False
-    """Whether the chief cannot go on without the other members when they have done their part."""
     launcher: Bookkeeping[Literal["local", "tf_config", "slurm", "kubernetes", "ray"] | None] = None
     """`local` starts the processes on this machine; `tf_config` joins the cluster that TF_CONFIG describes, `slurm` the
     tasks of a Slurm step, `kubernetes` the pods of an Indexed Job; `ray` starts them on a Ray cluster's nodes. Null is
-    `tf_config`, `kubernetes` or `slurm` where its variables are set, else `local`."""
+    `tf_config`, `kubernetes` or `slurm` if its variables are set, otherwise `local`."""
     workers: Course[Devices] = 2
-    """Processes that train. Where someone else starts them, they say how many there are of `multi_worker`."""
+    """Number of processes that train. If someone else starts the processes of `multi_worker`, the cluster determines
+    it."""
     min_workers: Bookkeeping[Devices | None] = None
-    """Under `ray`: with how few workers a training may go on where a node is lost, with the global batch that it has;
-    null needs all of them."""
+    """Under `ray`: the smallest number of workers with which a training continues, with the same global batch, when the
+    cluster loses a node; null requires all."""
     cpus: Speed[Devices | None] = None
-    """Under `ray`: cores of each process; null shares those of the nodes."""
+    """Under `ray`: number of cores of each process; null divides the nodes' cores among them."""
     max_restarts: Bookkeeping[Annotated[int, Field(ge=0, le=MAX_COUNT)]] = 3
     """How often lost processes restart, from the latest checkpoint, before the run fails."""
     heartbeat_timeout_seconds: Bookkeeping[Annotated[float, Field(gt=0, le=1e6)]] = 60.0
-    """A process without a heartbeat for so long counts as lost."""
+    """Time without a heartbeat after which a process counts as lost."""
 
     @property
     def cluster(self) -> "Cluster | None":
@@ -119,15 +116,15 @@ class Cluster(StrategySection):
         for name in ("min_workers", "cpus"):
             value = getattr(self, name)
             if value is not None and self.launcher != "ray":
-                raise ValueError(f"{name} = {value}: only under launcher=ray, and it is {self.launcher}. Give null")
+                raise ValueError(f"{name} = {value} needs launcher=ray, but launcher = {self.launcher}. Give null")
         if self.min_workers is None:
             return self
         if self.min_workers > self.workers:
             raise ValueError(f"min_workers = {self.min_workers} is more than workers = {self.workers}: give fewer")
         if self.cpus is None:
             raise ValueError(
-                f"min_workers = {self.min_workers}: how many workers fit on the nodes that are left, what each takes "
-                "says. Give cpus, the cores of each"
+                f"min_workers = {self.min_workers}: without cpus it is unknown how many workers fit on the remaining "
+                "nodes. Give cpus, the number of cores of each worker"
             )
         return self
 
@@ -155,9 +152,9 @@ class MultiWorker(Cluster):
     refuses: ClassVar[Mapping[str, str]] = COPIES_REFUSE
     kind: Course[Literal["multi_worker"]]
     devices: Course[Devices | None] = None
-    """GPUs of each worker; null shares the machine's GPUs evenly, or takes the CPU where there are none."""
+    """GPUs of each worker; null divides the machine's GPUs evenly, or uses the CPU if there are none."""
     communication: Speed[Literal["auto", "ring", "nccl"]] = "auto"
-    """How gradients are summed over the workers: RING over gRPC, NCCL between GPUs; `auto` lets TensorFlow choose."""
+    """How the workers sum gradients: RING over gRPC, NCCL between GPUs; `auto` lets TensorFlow choose."""
 
     def num_replicas_of(self, workers: int) -> int:
         return workers * (self.devices or 1)
@@ -172,25 +169,20 @@ class MultiWorker(Cluster):
 
 
 class ParameterServer(Cluster):
-    """Workers that train asynchronously on variables that servers hold (tf.distribute.ParameterServerStrategy)."""
+    """Asynchronous workers, whose variables are on servers (tf.distribute.ParameterServerStrategy)."""
 
     chief_gives_work: ClassVar[bool] = True
-    members_stay: ClassVar[bool] = True
-    unit: ClassVar[str] = "worker"
-    steps_side_by_side: ClassVar[bool] = True
-    exchange: ClassVar[str] = "fetching variables from the servers and changing them there"
     loops: ClassVar[tuple[str, ...]] = ("custom",)
     refuses: ClassVar[Mapping[str, str]] = {
         "train.jit_compile": "a step reads and writes variables on other processes, which XLA cannot",
         "train.gradient_accumulation_steps": "workers would add to and reset one accumulator at the same time",
         "train.dtype_policy=mixed_float16": "workers would change one loss scale at the same time",
         "train.deterministic": "workers are asynchronous: the order of their updates differs from run to run",
-        "train.profile_steps": "a step runs in another process than the profiler",
         "input.source=stream": "a worker gathers the rows that the coordinator names: give input.source=array",
     }
     kind: Course[Literal["parameter_server"]]
     ps: Speed[Devices] = 1
-    """Processes that hold the variables."""
+    """Number of processes that hold the variables."""
 
     @property
     def num_processes(self) -> int:
@@ -214,7 +206,7 @@ class Tpu(StrategySection):
     needs: ClassVar[str | None] = "tpu"
     kind: Course[Literal["tpu"]]
     tpu: Speed[Text | None] = None
-    """Name or address of the TPU; null takes TPU_NAME, or the TPU of this machine."""
+    """Name or address of the TPU; null uses TPU_NAME, or this machine's TPU."""
 
 
 MeshAxis = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$", max_length=50)]
@@ -224,11 +216,10 @@ class OnJax(Cluster):
     """Shared by the strategies on JAX: one process, or several that are one program (jax.distributed)."""
 
     backend: ClassVar[Literal["tensorflow", "jax"]] = "jax"
-    members_stay: ClassVar[bool] = True
     unit: ClassVar[str] = "device"
     workers: Course[Devices] = 1
-    """Processes that train together, each on devices of its own. Where someone else starts them, there must be as
-    many."""
+    """Number of processes that train together, each on its own devices. If someone else starts them, the number must be
+    the same."""
 
     @property
     def cluster(self) -> Cluster | None:
@@ -242,8 +233,8 @@ class OnJax(Cluster):
     def cluster_agrees(self) -> Self:
         if self.workers == 1 and self.launcher not in (None, "local"):
             raise ValueError(
-                f"launcher = '{self.launcher}' is for several processes, and workers = 1: give strategy.workers=N, the "
-                "number of processes that it starts"
+                f"launcher = '{self.launcher}' starts several processes, but workers = 1: give strategy.workers=N, the "
+                "number of processes"
             )
         if self.workers > 1 and isinstance(self.wanted_devices, list):
             raise ValueError(
@@ -260,10 +251,10 @@ class DataParallel(OnJax):
     devices: Course[
         Devices | Annotated[list[Annotated[str, Field(pattern=r"^(cpu|gpu|tpu):\d+$")]], Field(min_length=1)] | None
     ] = None
-    """Number of replicas of each worker: accelerators where there are any, else so many CPU devices are forced. Or a
-    list such as [gpu:0, gpu:2]. Null takes all devices of a machine, whose workers share them evenly."""
+    """Number of replicas of each worker, on accelerators or, if there are none, on forced CPU devices; or a list such
+    as [gpu:0, gpu:2]. Null uses all devices of a machine and divides them evenly among its workers."""
     axis_name: Bookkeeping[MeshAxis] = "batch"
-    """Name of the one axis of the device mesh."""
+    """Name of the device mesh's only axis."""
 
     def num_replicas_of(self, workers: int) -> int:
         return workers * (self.devices if isinstance(self.devices, int) else 1)
@@ -274,25 +265,25 @@ class DataParallel(OnJax):
 
 
 class ModelParallel(OnJax):
-    """Variables in shards, by rules, over a mesh of the devices of all workers (keras.distribution.ModelParallel on
-    JAX)."""
+    """Variables sharded by rules over a mesh of all workers' devices (keras.distribution.ModelParallel on JAX)."""
 
     exchange: ClassVar[str] = "passing shards between the devices"
     kind: Course[Literal["model_parallel"]]
     devices: Course[Devices | None] = None
-    """Number of devices of each worker: accelerators where there are any, else so many CPU devices are forced. Null is
-    what the mesh needs."""
+    """Number of devices of each worker, on accelerators or, if there are none, on forced CPU devices. Null is what the
+    mesh needs."""
     mesh_shape: Course[Annotated[list[Devices], Field(min_length=1, max_length=8)]] = [1, 1]
-    """Devices along each axis; their product is the number of devices of all workers."""
+    """Number of devices along each axis; the product is the number of devices of all workers."""
     axis_names: Course[Annotated[list[MeshAxis], Field(min_length=1, max_length=8)]] = ["batch", "model"]
-    """A name for each axis."""
+    """Names of the axes."""
     batch_dim_name: Course[MeshAxis] = "batch"
-    """The axis over which a batch is cut."""
+    """The axis that splits the batch."""
     layout: Course[Annotated[dict[Text, list[MeshAxis | None]], Field(max_length=1000)]] = {}
-    """Which axis of the mesh each dimension lies on, by a regular expression on the ends of paths: of variables
-    (`d1/kernel: [null, model]`) and of layers' outputs (`d2/output: [batch, null]`)."""
+    """Rules that assign a mesh axis to each dimension. A rule's key is a regular expression for the end of a path: of a
+    variable (`d1/kernel: [null, model]`) or of a layer's output (`d2/output: [batch, null]`)."""
     unmatched_rules: Bookkeeping[Literal["refuse", "warn"]] = "refuse"
-    """A rule that holds for no variable and no output: `refuse` to train, or `warn`, for a layout of several models."""
+    """If a rule matches no variable and no output: `refuse` to train, or `warn`, for a layout that several models
+    share."""
 
     @property
     def wanted_devices(self) -> int:
@@ -308,39 +299,29 @@ class ModelParallel(OnJax):
         if len(self.mesh_shape) != len(self.axis_names) or len(set(self.axis_names)) != len(self.axis_names):
             raise ValueError(
                 f"mesh_shape = {self.mesh_shape} has {len(self.mesh_shape)} axes and axis_names = {self.axis_names} "
-                f"names {len(set(self.axis_names))}: give each axis a name of its own"
+                f"names {len(set(self.axis_names))}: give each axis its own name"
             )
         if self.batch_dim_name not in self.axis_names:
             raise ValueError(
-                f"batch_dim_name = '{self.batch_dim_name}' is no axis of the mesh: axis_names = {self.axis_names}"
+                f"batch_dim_name = '{self.batch_dim_name}' is not an axis of the mesh: axis_names = {self.axis_names}"
             )
         if self.min_workers is not None:
             raise ValueError(
                 f"min_workers = {self.min_workers}: mesh_shape = {self.mesh_shape} needs the devices of all workers. "
                 "Give null"
             )
-        product = math.prod(self.mesh_shape)
-        if product > MAX_DEVICES:
-            raise ValueError(f"mesh_shape = {self.mesh_shape} needs {product} devices, and {MAX_DEVICES} are the most")
-        sizes = " * ".join(map(str, self.mesh_shape))
-        if product % self.workers:
+        if (product := math.prod(self.mesh_shape)) != self.wanted_devices * self.workers:
+            sizes = " * ".join(map(str, self.mesh_shape))
             raise ValueError(
-                f"mesh_shape = {self.mesh_shape} needs {sizes} = {product} devices, which do not divide by workers = "
-                f"{self.workers}: each worker has as many devices as the others"
-            )
-        if self.devices is not None and product != self.devices * self.workers:
-            there = f"devices = {self.devices}"
-            if self.workers > 1:
-                there = f"{self.workers} workers of {there} have {self.workers * self.devices}"
-            raise ValueError(
-                f"mesh_shape = {self.mesh_shape} needs {sizes} = {product} devices, and {there}: make them equal"
+                f"mesh_shape = {self.mesh_shape} needs {sizes} = {product} devices, but workers = {self.workers} with "
+                f"devices = {self.wanted_devices} have {self.workers * self.wanted_devices}: make them equal"
             )
         for rule, axes in self.layout.items():
             try:
                 re.compile(self.expression_of(rule))
             except re.error as error:
                 raise ValueError(
-                    f"layout has the rule '{rule}', which is not a regular expression ({error}): write it as one on "
+                    f"layout has the rule '{rule}', which is not a regular expression ({error}): write one for "
                     "the end of a path, such as .*kernel"
                 ) from None
             for axis in axes:
@@ -349,8 +330,6 @@ class ModelParallel(OnJax):
                         f"layout has the rule '{rule}', which names the axis '{axis}': give null, or an axis of the "
                         f"mesh: {', '.join(self.axis_names)}"
                     )
-                if axis is not None and axes.count(axis) > 1:
-                    raise ValueError(f"layout has the rule '{rule}', which gives one axis to two dimensions: {axes}")
         return self
 
 

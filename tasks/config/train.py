@@ -1,6 +1,6 @@
 """The section ``train``: how long, in which steps, by which loop, and what ends it."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,7 @@ from tasks.config.section import (
     Count,
     Course,
     MetricName,
+    Options,
     OwnCode,
     Result,
     Section,
@@ -23,16 +24,16 @@ BATCH_SIZES = ("per_replica_batch_size", "global_batch_size")
 
 class EarlyStopping(Section):
     monitor: Course[TrainingMetric] = "validation/loss"
-    """What must go on getting better."""
+    """The metric that must improve."""
     patience_epochs: Course[Annotated[int, Field(ge=0, le=MAX_COUNT)]] = 3
-    """Epochs without a better value before the training stops."""
+    """Epochs without an improvement before the training stops."""
     min_delta: Course[Annotated[float, Field(ge=0, le=MAX_FLOAT32)]] = 0.0
-    """How much better counts as better."""
+    """The smallest change that counts as an improvement."""
 
 
 class Train(Section):
     loop: Speed[Literal["fit", "custom"]]
-    """`fit` is Keras' Model.fit; `custom` is our own loop, which groups steps into one compiled call."""
+    """`fit` uses Keras' Model.fit; `custom` uses Stratagem's own loop, which groups steps into one compiled call."""
     loss: Result[
         Literal[
             "auto",
@@ -44,63 +45,78 @@ class Train(Section):
         ]
         | OwnCode
     ]
-    """`auto`: the first of the task's own. Classes: sparse_categorical_crossentropy of the logits, mean_squared_error
-    of their softmax against the one-hot label. Several labels: binary_crossentropy. Numbers: mean_squared_error,
-    mean_absolute_error, huber, each in standard deviations of the target. Or your own `module:function` of (labels,
-    outputs), a number an example."""
+    """`auto` selects the first loss of the task. Classification: sparse_categorical_crossentropy of the logits, or
+    mean_squared_error of their softmax and the one-hot label. Multilabel: binary_crossentropy. Regression:
+    mean_squared_error, mean_absolute_error, huber, in standard deviations of the target. Or your own
+    `module:function` of (labels, outputs) that returns a number per example."""
     label_smoothing: Result[Annotated[float, Field(ge=0, lt=1)]]
-    """The share of each label that all classes get alike; 0 is off. Of a crossentropy."""
+    """Label smoothing of a crossentropy: the share of each label that is spread evenly over all classes; 0 is off."""
     class_weights: Result[Literal["balanced"] | None]
-    """`balanced`: the classes count the same in the loss, however many examples each has. Null: the examples do."""
+    """`balanced` gives all classes the same weight in the loss, however many examples each has; null gives all examples
+    the same weight."""
     metrics: Course[list[MetricName]]
-    """Measured in training and validation beside the task's headline (accuracy, micro_f1, mae): by name, as
-    top_K_accuracy with any K, or your own `module:function` of (labels, outputs), a number an example, whose mean it
-    is."""
+    """Metrics of training and validation besides the task's main metric (accuracy, micro_f1, mae): by name,
+    top_K_accuracy with any K, or your own `module:function` of (labels, outputs) that returns a number per example,
+    which is averaged."""
+    callbacks: Course[list[OwnCode | Annotated[dict[OwnCode, Options], Field(min_length=1, max_length=1)]]] = []
+    """Your own keras.callbacks.Callback, or any of Keras', as `module:name` or with keyword arguments, {module:name:
+    {argument: value}}; called in this order, as in Model.fit."""
     epochs: Course[Count]
-    """After how many the training ends; a run that is resumed may have more."""
+    """Number of epochs; a resume may increase it."""
     steps_per_epoch: Result[Count | None]
-    """Steps that count as an epoch; the data go on where the epoch before left them. Null is one pass over the data."""
+    """Number of steps in an epoch; the next epoch continues with the following data. Null is one pass over the data."""
     frozen_epochs: Result[Count | None]
-    """Epochs after which the layers of model.freeze are trained too, with a new optimizer, and the schedule from its
-    beginning over the epochs that are left. Null keeps them frozen."""
+    """Number of epochs before the layers in model.freeze are trained too, with a new optimizer, and a schedule that
+    starts again for the remaining epochs. Null keeps them frozen."""
     thawed_learning_rate_factor: Result[Annotated[float, Field(gt=0, le=1)]]
-    """What learning rates are multiplied with from then on."""
+    """Factor for all learning rates after frozen_epochs."""
     per_replica_batch_size: Course[Count | None]
-    """Examples a replica takes in one step. Give this or global_batch_size, and set the other to null."""
+    """Examples per replica in one step. Set this or global_batch_size, and the other to null."""
     global_batch_size: Course[Count | None]
-    """Examples all replicas take together in one step."""
+    """Examples of all replicas together in one step."""
     scale_learning_rate_from: Result[Count | None]
     """Linear scaling rule: multiply learning rates by global batch / this batch size; null is off."""
     steps_per_execution: Speed[Literal["auto"] | Annotated[int, Field(gt=0, le=10_000)]]
-    """Steps in one call of the compiled train function; `auto` begins with 1 and lets the calls grow, as their time
-    allows, to a quarter of a second. It changes no number."""
+    """Steps per call of the compiled train function; `auto` starts with 1 and increases this until a call takes a
+    quarter of a second. It does not change the result."""
     jit_compile: Speed[Literal["auto"] | bool]
-    """Compile with XLA: with arrays and one device all steps of a call together, else each step. `auto` compiles what
-    was measured to be faster so: a long training of dense layers on a CPU."""
+    """Compile with XLA: with arrays on one device, all steps of a call together, otherwise each step. `auto` compiles
+    only where measurements showed a gain: a long training of dense layers on a CPU."""
     gradient_accumulation_steps: Result[Count]
-    """Steps whose gradients are averaged before the weights change; 1 is off."""
+    """Number of steps whose gradients are averaged for one update of the weights; 1 is off."""
     dtype_policy: Result[Literal["float32", "mixed_bfloat16", "mixed_float16", "float64"]]
-    """What Keras computes in; of a mixed one the weights are float32, and float16 has its loss scaled."""
+    """Keras' dtype policy; the mixed ones keep the weights in float32, and mixed_float16 scales the loss."""
     seed: Result[Annotated[int, Field(ge=0, lt=2**31)]]
-    """Of the weights, the order of the data, the augmentation, Dropout, and a validation split that is drawn."""
+    """Seed of the weights, the order of the data, augmentation, Dropout, and a randomly drawn validation split."""
     deterministic: Course[bool]
-    """Refuse TensorFlow kernels whose results differ from run to run."""
+    """Reject TensorFlow kernels whose results differ from run to run."""
     on_nonfinite: Course[Literal["stop", "rollback"]]
-    """When the loss is not finite: `stop` the training, or `rollback` to the latest checkpoint and continue with a
-    lower learning rate. Such a run is marked, and never registered."""
+    """If the loss is not finite, `stop` the training, or `rollback` to the latest checkpoint and continue with a lower
+    learning rate. Such a run is marked and never registered."""
     max_rollbacks: Course[Count]
-    """How often, before the training stops."""
+    """Number of rollbacks before the training stops."""
     rollback_factor: Course[Annotated[float, Field(gt=0, lt=1)]]
-    """What each rollback multiplies the learning rate with."""
+    """Factor by which each rollback multiplies the learning rate."""
     early_stopping: Course[EarlyStopping | None]
-    """Stop when a metric gets no better: {patience_epochs: 3}; null is off."""
+    """Stop when a metric no longer improves: {patience_epochs: 3}; null is off."""
     tensorboard: Bookkeeping[bool]
-    """Write a TensorBoard log into the run's folder."""
-    profile_steps: Bookkeeping[Annotated[list[Count], Field(min_length=2, max_length=2)] | None]
-    """First and last training step that the profiler traces, such as [10, 20]; null is off."""
+    """Write TensorBoard logs to the run's folder."""
     traced_steps: Bookkeeping[Count | None]
-    """Steps that are done and traced after the training, of which nothing is kept but where their time goes; null is
-    off. A comparison does 30."""
+    """Number of extra steps after the training that measure where the time of a step goes; they do not change the
+    model. With `train.tensorboard`, TensorBoard shows their trace. Null is off; a comparison uses 30. Not under
+    `parameter_server`."""
+
+    @property
+    def own_callbacks(self) -> list[tuple[str, dict[str, Any]]]:
+        """The names of callbacks, and their options."""
+        return [(one, {}) if isinstance(one, str) else next(iter(one.items())) for one in self.callbacks]
+
+    @model_validator(mode="after")
+    def each_metric_once(self) -> Self:
+        for name in self.metrics:
+            if self.metrics.count(name) > 1:
+                raise ValueError(f"metrics = {self.metrics} has {name} twice")
+        return self
 
     @model_validator(mode="after")
     def one_batch_size(self) -> Self:
@@ -109,10 +125,4 @@ class Train(Section):
                 f"per_replica_batch_size={self.per_replica_batch_size} and global_batch_size={self.global_batch_size}: "
                 "give exactly one of them and set the other to null"
             )
-        return self
-
-    @model_validator(mode="after")
-    def profile_rises(self) -> Self:
-        if self.profile_steps is not None and self.profile_steps[0] > self.profile_steps[1]:
-            raise ValueError(f"profile_steps = {self.profile_steps}: the first step comes after the last")
         return self

@@ -1,23 +1,16 @@
 """data/<name>/report: statistics of a dataset, results of its checks, and pictures.
 
-The report lies beside `prepared`, so it is not part of the data version. Neither a framework nor NumPy is imported.
+The report is not in `prepared`, so it is not part of the data version. This module imports no framework and no NumPy.
 """
 
 import hashlib
 from pathlib import Path
 
-from tasks.records import DataQuality, DataStatistics, PreparedDataset
-from tasks.records.record import load_or_none
-from tasks.system import files
+from tasks.records import DataQuality, PreparedDataset, load_or_none
 
-QUALITY, STATISTICS, BEFORE = "quality.json", "statistics.json", "statistics_before.json"
+QUALITY, STATISTICS = "quality.json", "statistics.json"
 SIZES = "test_sizes.npy"
-"""Height and width of the test images before they were prepared, int32 (n, 2), if the kind of dataset knows them."""
-
-
-def place(folder: Path) -> Path:
-    """Return the folder of the report."""
-    return folder / "report"
+"""Height and width of the original test images, int32 (n, 2), if the kind of dataset provides them."""
 
 
 def arrays_of(prepared: PreparedDataset) -> str:
@@ -29,39 +22,12 @@ def arrays_of(prepared: PreparedDataset) -> str:
 
 
 def load(prepared: PreparedDataset, folder: Path) -> DataQuality | None:
-    """Return the results of the checks; None if there is no report of these data."""
-    found = load_or_none(DataQuality, place(folder) / QUALITY)
+    """Return the results of the checks; None without a report of these data."""
+    found = load_or_none(DataQuality, folder / "report" / QUALITY)
     return found if found is not None and found.arrays == arrays_of(prepared) else None
 
 
-def load_statistics(folder: Path, name: str) -> DataStatistics | None:
-    """Return the statistics in a file of the report; None if it is missing or damaged."""
-    return load_or_none(DataStatistics, place(folder) / name)
-
-
-def made_in(folder: Path) -> list[Path]:
-    """Return the files of the report, and last its folder; other files in it are the user's."""
-    own = place(folder)
-    if not own.is_dir() or own.is_symlink():
-        return []
-    found = load_or_none(DataQuality, own / QUALITY)
-    pictures = found.pictures if found is not None else ()
-    names = (*(name for name in pictures if Path(name).name == name), STATISTICS, BEFORE, SIZES, ".gitignore", QUALITY)
-    return [*(own / name for name in names if (own / name).is_file()), own]
-
-
-def replace(new: Path, folder: Path) -> None:
-    """Replace the report by that in the folder ``new``; files of the user's stay."""
-    if not new.exists():
-        return
-    own = place(folder)
-    if own.is_symlink() or own.is_file():
-        files.set_aside(own, folder / "set_aside")
-    own.mkdir(exist_ok=True)
-    for path in made_in(folder)[:-1]:
-        path.unlink()
-    # The record last, because it names the other files.
-    for path in sorted(new.iterdir(), key=lambda path: path.name == QUALITY):
-        if (own / path.name).exists():
-            files.set_aside(own / path.name, folder / "set_aside")
-        path.replace(own / path.name)
+def made_in(folder: Path) -> set[str]:
+    """Return the names of the report's own files in a dataset's folder; other files in it belong to the user."""
+    found = load_or_none(DataQuality, folder / "report" / QUALITY)
+    return {*(found.pictures if found is not None else ()), STATISTICS, SIZES, QUALITY, ".gitignore"}

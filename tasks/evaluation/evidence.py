@@ -1,6 +1,6 @@
-"""Evidence: the interval of a metric, and whether one model is better than another by more than chance.
+"""Statistical tests of whether one model is better than another.
 
-Plain functions of NumPy arrays. Resampling is seeded, so the same arrays give the same figures.
+Pure functions of NumPy arrays. Resampling is seeded, so the same arrays give the same numbers.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,8 @@ Outputs: TypeAlias = npt.NDArray[Any]
 Measure: TypeAlias = Callable[[Labels, Outputs], float | None]
 """A metric: takes labels and outputs, returns a number; None or NaN where it is undefined."""
 RESAMPLES = 1000
-"""Resamples from which the percentiles of an interval are taken: at least 1,000 after Efron and Tibshirani (1993,
+"""The number of resamples for the percentiles of an interval: at least 1,000 after Efron and Tibshirani (1993,
 section 14.3)."""
-# Resampled indices that are in memory at a time: 16 MB.
-_CHUNK = 2_000_000
 
 
 class Interval(NamedTuple):
@@ -30,31 +28,20 @@ class Interval(NamedTuple):
 
 
 class MetricDifference(NamedTuple):
-    """By how much one model is better than another on the same examples; below 0 it is worse."""
+    """The improvement of one model over another on the same examples; negative if it is worse."""
 
     value: float
     interval: Interval
     """Two-sided."""
     p_value: float
-    """One-sided: the probability of a value as large if the model is no better."""
+    """One-sided: the probability of at least this value if the model is no better."""
 
 
-def interval_of_mean(
-    values: npt.NDArray[Any], confidence: float = 0.95, seed: int = 0, num_resamples: int = RESAMPLES
-) -> Interval:
-    """Return the bootstrap interval of a metric that is the mean of one value per example, (n,), such as accuracy: the
-    percentiles of its values for as many examples drawn with replacement.
-
-    Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3.
-    """
-    return percentiles(_resampled_means(values, seed, num_resamples), confidence)
-
-
-def mcnemar(right_before: npt.NDArray[np.bool_], right_after: npt.NDArray[np.bool_]) -> float:
+def mcnemar(right_before: npt.NDArray[Any], right_after: npt.NDArray[Any]) -> float:
     """Return the one-sided p-value of McNemar's exact test: is a model right more often than the previous one?
 
-    With b examples that only the previous model gets right and c that only this one does, it is P(X >= c), X binomial
-    of b + c tries at 1/2; 1 where there are none.
+    If only the previous model is right on b examples and only this model on c, it is P(X >= c) for X binomial with
+    b + c trials and probability 1/2; 1 if c is 0.
 
     Args:
         right_before: whether the previous model is right, bool (n,).
@@ -66,7 +53,7 @@ def mcnemar(right_before: npt.NDArray[np.bool_], right_after: npt.NDArray[np.boo
 
     lost = int((right_before & ~right_after).sum())
     won = int((right_after & ~right_before).sum())
-    # The tail above won - 1, which scipy.special has without scipy.stats, whose import takes a second of a processor.
+    # The tail above won - 1, from scipy.special, because importing scipy.stats takes a second of CPU time.
     return float(bdtrc(won - 1, won + lost, 0.5)) if won else 1.0
 
 
@@ -80,10 +67,10 @@ def paired_bootstrap(
     seed: int = 0,
     num_resamples: int = RESAMPLES,
 ) -> MetricDifference:
-    """Return by how much a metric is better for a model than for the previous one, on the same resampled examples.
+    """Return the improvement of a metric over the previous model, on the same resampled examples.
 
-    The p-value is the share of resamples in which the model is no better, counting the sample itself as one of these
-    (Davison and Hinkley 1997, section 4.2.3), and resamples for which the metric is undefined.
+    The p-value is the share of resamples in which the model is no better, including the sample itself (Davison and
+    Hinkley 1997, section 4.2.3) and resamples for which the metric is undefined.
 
     Args:
         measure: the metric.
@@ -93,7 +80,7 @@ def paired_bootstrap(
         better: whether higher or lower values of the metric are better.
         confidence: of the interval.
         seed: of the resamples.
-        num_resamples: how many there are.
+        num_resamples: their number.
 
     Source: Efron and Tibshirani (1993), sections 13.3 and 16.4; for paired models Efron, Annals of Statistics 7 (1979).
     """
@@ -105,56 +92,13 @@ def paired_bootstrap(
 
     generator, count = np.random.default_rng(seed), len(labels)
     found = np.array([difference(generator.integers(0, count, count)) for _ in range(num_resamples)])
-    return _difference(difference(slice(None)), found, confidence)
-
-
-def paired_means(
-    before: npt.NDArray[Any],
-    after: npt.NDArray[Any],
-    better: Literal["higher", "lower"] = "higher",
-    confidence: float = 0.95,
-    seed: int = 0,
-    num_resamples: int = RESAMPLES,
-) -> MetricDifference:
-    """Return the same as ``paired_bootstrap``, but faster, for a metric that is a mean over the examples, (n,)."""
-    gains = np.asarray(after, np.float64) - np.asarray(before, np.float64)
-    gains = gains if better == "higher" else -gains
-    return _difference(float(gains.mean()), _resampled_means(gains, seed, num_resamples), confidence)
-
-
-def _difference(value: float, resampled: npt.NDArray[np.float64], confidence: float) -> MetricDifference:
-    no_better = int((~(resampled > 0)).sum())
-    return MetricDifference(value, percentiles(resampled, confidence), (no_better + 1) / (len(resampled) + 1))
+    no_better = int((~(found > 0)).sum())
+    found = found[~np.isnan(found)]
+    low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2]) if len(found) else (np.nan, np.nan)
+    value, p_value = difference(slice(None)), (no_better + 1) / (num_resamples + 1)
+    return MetricDifference(value, Interval(float(low), float(high)), p_value)
 
 
 def number(value: float | None) -> float:
     """Return a metric's value, NaN if it is undefined."""
     return float("nan") if value is None else float(value)
-
-
-def percentiles(found: npt.NDArray[np.float64], confidence: float) -> Interval:
-    """Return the interval between the tails of values; NaN is left out."""
-    found = found[~np.isnan(found)]
-    if not len(found):
-        return Interval(float("nan"), float("nan"))
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(found, [tail, 1 - tail])
-    return Interval(float(low), float(high))
-
-
-def _resampled_means(values: npt.NDArray[Any], seed: int, num_resamples: int) -> npt.NDArray[np.float64]:
-    """Return the mean of each resample of values (n,): (num_resamples,)."""
-    values = np.asarray(values, np.float64)
-    generator, count = np.random.default_rng(seed), len(values)
-    distinct, numbers = np.unique(values, return_counts=True)
-    if len(distinct) <= 100:
-        # How often each value is drawn is multinomial: no example need be drawn by itself.
-        drawn = generator.multinomial(count, numbers / count, num_resamples)
-        means: npt.NDArray[np.float64] = drawn @ distinct / count
-        return means
-    num_together = max(1, _CHUNK // count)
-    parts = [
-        values[generator.integers(0, count, (min(num_together, num_resamples - first), count))].mean(axis=1)
-        for first in range(0, num_resamples, num_together)
-    ]
-    return np.concatenate(parts)

@@ -1,23 +1,22 @@
-"""The gate of the alias `champion`: which model is shown to be better than another, and which is kept out.
+"""The gate of the alias `champion`: decides whether a model is demonstrably better than the current champion.
 
-A model becomes the champion under these conditions, in the order in which they are checked:
+A model becomes the champion if it meets these conditions, which are checked in this order:
 
 1. `register.enabled` is true, and the loss was finite in each training step (``tasks/register.py``).
-2. Its evaluation has `register.metric`, and that reaches `register.minimum` (``tasks/register.py``).
-3. Its evaluation kept the outputs for the test rows that the dataset has now (``tasks/register.py``).
+2. Its evaluation has `register.metric`, which reaches `register.minimum` (``tasks/register.py``).
+3. Its evaluation stored the outputs for the current test rows of the dataset (``tasks/register.py``).
 4. No class and no other slice of the test split is below its floor in `register.floors` or, for a regression, above its
    ceiling in `register.ceilings` (``judge``).
 5. There is no champion yet; or `register.metric` is better than the champion's on the same test rows by at least
-   `register.min_improvement`, and such a gain by chance is less likely than `register.confidence` leaves room for
-   (``judge``).
-6. Loaded back through MLflow, it gives the outputs of its evaluation (``tasks/register.py``).
+   `register.min_improvement`, and the p-value of this improvement is at most 1 - `register.confidence` (``judge``).
+6. Loaded through MLflow, it reproduces the outputs of its evaluation (``tasks/register.py``).
 
-`--force` takes the place of conditions 4 and 5 (``forced``).
+`--force` replaces conditions 4 and 5 (``forced``).
 """
 
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +26,11 @@ from tasks.data import prepared_data
 from tasks.evaluation import evidence, slices
 from tasks.evaluation.predictions import Predictions
 from tasks.modeling import losses, metrics
-from tasks.records import EvaluationResult, Judgement, PreparedDataset, Task
+from tasks.records import HEADLINES, EvaluationResult, Judgement, PreparedDataset, Task
 from tasks.system.errors import UserError, listed, one_of
 
 ROUNDING = 1e-12
-"""The rounding error of a difference of two shares: 0.95 - 0.94 is more than 0.01, and 0.96 - 0.95 is less."""
+"""The tolerance for differences of shares in floating point: 0.95 - 0.94 is more than 0.01, and 0.96 - 0.95 is less."""
 
 
 FLOORS, CEILINGS = "register.floors", "register.ceilings"
@@ -41,7 +40,7 @@ HAS = {
     "labels right": "{:.4f} of its labels right",
     "mae": "a mean absolute error of {:.4g}",
 }
-"""A measured value of a part of the test split as part of a sentence, by the measure."""
+"""Phrases for a value measured on a part of the test split, by measure."""
 
 
 class Champion(NamedTuple):
@@ -49,9 +48,9 @@ class Champion(NamedTuple):
 
     version: str
     predictions: Predictions | None
-    """For the present test rows; None if there are none."""
+    """For the current test rows; None if unavailable."""
     why_not: str | None = None
-    """Why there are no predictions: a sentence."""
+    """A sentence with the reason why there are no predictions."""
     scored_again: bool = False
 
 
@@ -59,9 +58,8 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> None:
     """Refuse gate settings that do not fit the data.
 
     Raises:
-        UserError: a metric that no evaluation of the data measures; or limits of what the task does not have, of
-            classes or slices that there are not, or of slices with too few examples; or the test rows are missing or
-            damaged.
+        UserError: the evaluation does not compute the metric; limits do not fit the task, or name classes or slices
+            that do not exist or have too few examples; or the test rows are missing or damaged.
     """
     metrics.check_gate(settings, prepared)
     target, (key, limits) = prepared.target, _limits(settings.register_, prepared.target.task)
@@ -90,10 +88,10 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> None:
 
 
 def _limits(section: config.Register, task: Task) -> tuple[str, Mapping[str, float]]:
-    """Return the limits of parts of the test split by name, with the key that sets them.
+    """Return the key that sets limits for parts of the test split, and the limits by name.
 
     Raises:
-        UserError: the other key has limits, too.
+        UserError: the key of another task also has limits.
     """
     if task == "regression":
         if section.floors:
@@ -111,7 +109,7 @@ def _limits(section: config.Register, task: Task) -> tuple[str, Mapping[str, flo
 
 
 def _near(name: str, known: Collection[str]) -> str:
-    """Return a hint at the slices with similar names, or at some where there are none."""
+    """Return a hint with similar names of slices, or else with some names."""
     near = get_close_matches(name, known, n=10, cutoff=0.3) or sorted(known)
     return f"There are {listed([repr(one) for one in near], most=10)}; a run's report shows the names of all slices"
 
@@ -121,6 +119,19 @@ def _slices(prepared: PreparedDataset, labels: npt.NDArray[Any]) -> list[slices.
     return list(slices.every(target.task, target.class_names, labels, slices.load(prepared)))
 
 
+def metric_of(settings: config.Settings, prepared: PreparedDataset) -> tuple[str, evidence.Measure]:
+    """Return the name of the gate's metric and its function; those of the task's default metric if the gate is off and
+    its metric does not fit the task."""
+    task, metric = prepared.target.task, settings.register_.metric
+    if metric == "test/loss":
+        of_examples = losses.find_loss(settings.train, prepared).of_predictions
+        return metric, lambda labels, outputs: float(of_examples(labels, outputs).mean())
+    known = metrics.of_task(task, metrics.without_file(settings))
+    name = metric.removeprefix("test/")
+    name = name if name in known else HEADLINES[task]
+    return f"test/{name}", known[name].of_predictions
+
+
 def judge(
     settings: config.Settings,
     prepared: PreparedDataset,
@@ -128,14 +139,14 @@ def judge(
     candidate: Predictions,
     champion: Champion | None,
 ) -> Judgement:
-    """Return whether a model is to become the champion, and why.
+    """Return whether a model becomes the champion, and the reason.
 
     Args:
-        settings: ``register`` is read, and ``train.loss`` where the metric is the loss.
-        prepared: says what the task is.
+        settings: ``register`` is read, and ``train.loss`` if the metric is the loss.
+        prepared: the dataset, which defines the task.
         evaluation: of the model; the recall of its classes is read.
-        candidate: what the model gives for the test rows.
-        champion: None where there is none yet.
+        candidate: the model's predictions for the test rows.
+        champion: the current champion, or None.
     """
     missed = _limits_missed(settings.register_, prepared, evaluation, candidate)
     if champion is None:
@@ -151,7 +162,7 @@ def judge(
 
 
 def forced(judgement: Judgement) -> Judgement:
-    """Return the judgement of a model that becomes the champion by `--force`."""
+    """Return the judgement of a model that becomes the champion because of `--force`."""
     if judgement.promoted:
         return judgement
     return judgement.model_copy(
@@ -162,8 +173,8 @@ def forced(judgement: Judgement) -> Judgement:
 def _limits_missed(
     section: config.Register, prepared: PreparedDataset, evaluation: EvaluationResult, candidate: Predictions
 ) -> str | None:
-    """Return which classes have a recall below their floor, and which slices miss their floor or ceiling; None if all
-    limits are kept."""
+    """Return the classes whose recall is below their floor, and the slices that miss their floor or ceiling, as text;
+    None if the model meets all limits."""
     task, class_names = prepared.target.task, prepared.target.class_names
     key, limits = _limits(section, task)
     measured = [("recall", one.name, one.recall, one.support) for one in evaluation.classes if one.name in limits]
@@ -186,45 +197,43 @@ def _limits_missed(
     return f"{key}: {'; '.join(said)}" if said else None
 
 
+def _mean(_: object, each: npt.NDArray[Any]) -> float:
+    return float(each.mean())
+
+
 def _compare(
     settings: config.Settings, prepared: PreparedDataset, candidate: Predictions, champion: Champion
 ) -> Judgement:
-    """Return the figures of both models, without a decision."""
+    """Return the results of both models, without a decision."""
     if champion.predictions is None:
         raise ValueError("the champion has no outputs")
     name, confidence = settings.register_.metric.removeprefix("test/"), settings.register_.confidence
     better = metrics.better(settings.register_.metric)
     labels = candidate.labels
     now, was = (one.outputs.astype(np.float64) for one in (candidate, champion.predictions))
-    test: Literal["McNemar", "paired bootstrap"] = "paired bootstrap"
-    if name in ("accuracy", "loss"):
-        if name == "accuracy":
-            each_now, each_before = (outputs.argmax(axis=1) == labels for outputs in (now, was))
-        else:
-            # Of the predictions alone: what a model's own losses add says nothing about examples.
-            of_predictions = losses.find_loss(settings.train, prepared).of_predictions
-            each_now, each_before = of_predictions(labels, now), of_predictions(labels, was)
-        values = float(each_now.mean()), float(each_before.mean())
-        found = evidence.paired_means(each_before, each_now, better, confidence)
-        if name == "accuracy":
-            exact = evidence.mcnemar(each_before, each_now)
-            test, found = "McNemar", evidence.MetricDifference(found.value, found.interval, exact)
+    measure: evidence.Measure = _mean
+    if name == "accuracy":
+        now, was = (outputs.argmax(axis=1) == labels for outputs in (now, was))
+    elif name == "loss":
+        # From predictions only: additional losses of a model do not depend on examples.
+        now, was = (
+            losses.find_loss(settings.train, prepared).of_predictions(labels, outputs) for outputs in (now, was)
+        )
     else:
         measure = metrics.find_metric(name).of_predictions
-        values = evidence.number(measure(labels, now)), evidence.number(measure(labels, was))
-        found = evidence.paired_bootstrap(measure, labels, was, now, better, confidence)
+    found = evidence.paired_bootstrap(measure, labels, was, now, better, confidence)
     return Judgement(
         promoted=False,
         reason="",
         against=champion.version,
         scored_again=champion.scored_again,
         metric=settings.register_.metric,
-        candidate=values[0],
-        champion=values[1],
+        candidate=evidence.number(measure(labels, now)),
+        champion=evidence.number(measure(labels, was)),
         difference=found.value,
         interval=found.interval,
-        test=test,
-        p_value=found.p_value,
+        test="McNemar" if name == "accuracy" else "paired bootstrap",
+        p_value=evidence.mcnemar(was, now) if name == "accuracy" else found.p_value,
         num_examples=len(labels),
     )
 

@@ -1,4 +1,4 @@
-"""What a model gave for each test example, kept in a file; which test rows these are; and how sure the model was."""
+"""A model's stored predictions for the test examples, digests of the test rows, and calibration bins."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from tasks.records import PreparedDataset
 from tasks.system import files
 
 BINS = 15
-"""As in Guo et al. (2017)."""
+"""The number of bins, as in Guo et al. (2017)."""
 
 
 class Predictions(NamedTuple):
@@ -26,8 +26,8 @@ class Predictions(NamedTuple):
 
 
 def test_rows(prepared: PreparedDataset) -> str:
-    """Return a sha256 that two data versions share if their test rows are the same: over those of the test split's
-    arrays, without weights, which only training uses."""
+    """Return a sha256 that two data versions share if their test rows are equal: over the arrays of the test split
+    except weights, which only training uses."""
     split = prepared.splits["test"]
     paths = (*split.features.values(), split.labels)
     digests = {Path(path).name: split.sha256.get(path, "") for path in paths}
@@ -35,7 +35,7 @@ def test_rows(prepared: PreparedDataset) -> str:
 
 
 def takes_digest(prepared: PreparedDataset) -> str:
-    """Return a sha256 that two data versions share if a model of one takes examples of the other: over features,
+    """Return a sha256 that two data versions share if a model of one accepts examples of the other: over features,
     columns, vocabularies, and the meaning of the outputs."""
     features = {
         name: [
@@ -74,7 +74,7 @@ def load(path: Path, sha256: str) -> Predictions | None:
 
 
 class Bins(NamedTuple):
-    """Predictions by their confidence, in equal parts of 0 to 1, each (BINS,)."""
+    """Predictions binned by confidence, in equal intervals from 0 to 1, each (BINS,)."""
 
     counts: npt.NDArray[np.int64]
     confidence: npt.NDArray[np.float64]
@@ -85,7 +85,7 @@ class Bins(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The expected calibration error: by how far confidence and accuracy are apart, over all predictions.
+        """The expected calibration error: the mean distance between confidence and accuracy over all predictions.
 
         Source: Guo, Pleiss, Sun and Weinberger, On Calibration of Modern Neural Networks (2017), equation 3.
         """
@@ -94,7 +94,7 @@ class Bins(NamedTuple):
 
 
 def bins(confidence: npt.NDArray[Any], right: npt.NDArray[Any], means: str = "accuracy") -> Bins:
-    """Return the bins of predictions: how sure each is, in 0 to 1, and whether it is right, both (n,)."""
+    """Return the bins of predictions, given their confidence, from 0 to 1, and whether each is right, both (n,)."""
     # A confidence on an edge belongs to the lower bin, as in the paper: (m - 1) / M < p <= m / M.
     places = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
     counts = np.bincount(places, minlength=BINS)

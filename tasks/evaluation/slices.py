@@ -1,4 +1,4 @@
-"""Parts of the test split, by name: a report shows how good a model is on each, and the gate may set a floor."""
+"""Slices of the test split by name: a report shows the metric of each, and the gate may set limits."""
 
 import hashlib
 import itertools
@@ -8,30 +8,32 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tasks import config
 from tasks.data import quality_report
-from tasks.data.kinds import Metadata
 from tasks.records import Feature, PreparedDataset, Task
 
+if TYPE_CHECKING:
+    from tasks.data.kinds import Metadata
+
 FEWEST = 10
-"""Examples that a slice needs at least."""
+"""The fewest examples of a slice."""
 MOST_VALUES = 30
-"""The most frequent categories of a column become slices."""
+"""At most so many categories of a column become slices, the most frequent ones."""
 MOST_COLUMNS = 50
 PIXELS = 64
-"""The most rows and columns of an image from which its brightness is computed."""
+"""The approximate number of rows and columns of an image from which its brightness is computed."""
 QUARTERS = ("lowest quarter", "second quarter", "third quarter", "highest quarter")
 MEASURES: dict[Task, str] = {"classification": "accuracy", "multilabel": "labels right", "regression": "mae"}
 """The name of a slice's mean of ``scores``."""
 
 
 MISSING, UNKNOWN = "missing", "unknown"
-"""Names of the slices of examples without a category, and with a category that no training example has."""
+"""Names of the slices for a missing category, and for categories that the training split does not have."""
 
 
 class Slice(NamedTuple):
@@ -42,7 +44,7 @@ class Slice(NamedTuple):
     rows: npt.NDArray[np.bool_]
     """Whether each example belongs to it, (n,)."""
     ends: str = ""
-    """The range of a quarter. It is not part of the name, because other test rows have other ranges."""
+    """The range of a quarter. It is not part of the name, because it depends on the test rows."""
 
     @property
     def full_name(self) -> str:
@@ -66,12 +68,14 @@ class TestExamples:
     """By feature: the texts of each column, from place 2 on."""
     sizes: npt.NDArray[np.int32] | None = None
     """Height and width of the original images, (n, 2); None if unknown."""
-    metadata: Mapping[str, Metadata] = field(default_factory=dict)
+    metadata: "Mapping[str, Metadata]" = field(default_factory=dict)
     """By column."""
 
     def columns(self, name: str) -> list[tuple[str, int, int]]:
-        """Return name, first place and width of each column of a feature of numbers or categories."""
+        """Return name, first place and width of each column of a feature; a text is one column."""
         feature, found, first = self.prepared.features[name], [], 0
+        if feature.kind == "text":
+            return [(feature.columns[0].name if feature.columns else name, 0, feature.shape[0])]
         for column in feature.columns:
             found.append((column.name, first, column.width))
             first += column.width
@@ -107,40 +111,42 @@ def load(prepared: PreparedDataset) -> TestExamples | None:
     return TestExamples(prepared, arrays, vocabularies, _sizes(prepared, root / "data" / prepared.name), beside)
 
 
-def metadata(prepared: PreparedDataset) -> dict[str, Metadata]:
-    """Return the columns that are kept beside the test examples.
+def metadata(prepared: PreparedDataset) -> "dict[str, Metadata]":
+    """Return the metadata columns of the test examples.
 
     Raises:
-        OSError: its file is missing.
-        ValueError: it is damaged.
+        OSError: their file is missing.
+        ValueError: their file is damaged.
     """
     if prepared.metadata is None:
         return {}
     content = (config.project_root() / prepared.metadata).read_bytes()
     if hashlib.sha256(content).hexdigest() != prepared.sha256[prepared.metadata]:
         raise ValueError(f"{prepared.metadata}: damaged")
+    from tasks.data.kinds import Metadata
+
     return {name: Metadata(**one) for name, one in json.loads(content).items()}
 
 
 def _sizes(prepared: PreparedDataset, folder: Path) -> npt.NDArray[np.int32] | None:
-    """Return the sizes of the original images, if the report of these data has them."""
+    """Return the sizes of the original images if the report of these data contains them."""
     if quality_report.load(prepared, folder) is None:
         return None
     try:
-        sizes: npt.NDArray[np.int32] = np.load(quality_report.place(folder) / quality_report.SIZES, allow_pickle=False)
+        sizes: npt.NDArray[np.int32] = np.load(folder / "report" / quality_report.SIZES, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
     return sizes if sizes.shape == (prepared.splits["test"].num_examples, 2) else None
 
 
 def told_apart(category: str, names: Collection[str]) -> str:
-    """Return a category, in quotes if it is spelled like one of the names, or like one of them in quotes."""
+    """Return a category, in quotes if it equals one of the names, with or without quotes."""
     return f"'{category}'" if category.strip("'") in names else category
 
 
 def scores(task: Task, labels: npt.NDArray[Any], outputs: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return how good each example is: 1 where the class is right and 0 where not, the share of labels that are right,
-    or of a regression the mean absolute error, (n,)."""
+    """Return the score of each example, (n,): 1 if the class is right, else 0; the share of labels that are right; or
+    the mean absolute error of a regression."""
     if task == "classification":
         each: npt.NDArray[Any] = outputs.argmax(axis=1) == labels
     elif task == "multilabel":
@@ -153,14 +159,13 @@ def scores(task: Task, labels: npt.NDArray[Any], outputs: npt.NDArray[Any]) -> n
 def every(
     task: Task, class_names: Sequence[str], labels: npt.NDArray[Any], test: TestExamples | None
 ) -> Iterator[Slice]:
-    """Yield all slices, however few examples they have: by class, by column, by brightness and original size of an
-    image.
+    """Yield all slices, even with few examples: by class, by column, by brightness and original size of an image.
 
     Args:
-        task: what is learnt.
+        task: of the dataset.
         class_names: of classes, or labels.
         labels: of the test split, as in ``records.PreparedSplit``.
-        test: None where the test rows are not here: then there are slices by class alone.
+        test: None if the test rows are unavailable; then only slices by class are returned.
     """
     if task == "classification":
         for place, name in enumerate(class_names):
@@ -178,14 +183,14 @@ def every(
 
 
 def _of_column(one: Slice) -> Slice:
-    """Return a slice whose name is none of those by what is learnt: a column may be called `class`, too."""
+    """Return a slice under a name that differs from slices by target, because a column may also be called `class`."""
     if one.by in ("class", "label", "target"):
         return Slice(f"column {one.by}", one.name, one.rows, one.ends)
     return one
 
 
 def is_image(feature: Feature) -> bool:
-    """Return whether a feature can be shown as a picture."""
+    """Return whether a feature can be shown as an image."""
     return feature.kind == "image" and len(feature.shape) == 3
 
 
@@ -209,7 +214,7 @@ def _by_feature(test: TestExamples, name: str) -> Iterator[Slice]:
                 yield Slice(column, test.category(name, place, int(value)), values == value)
 
 
-def _by_metadata(name: str, column: Metadata) -> Iterator[Slice]:
+def _by_metadata(name: str, column: "Metadata") -> Iterator[Slice]:
     if column.kind == "category":
         named = [MISSING if value is None else told_apart(str(value), (MISSING,)) for value in column.values]
         values = np.array(named, object)
@@ -225,12 +230,12 @@ def _number(value: float) -> str:
 
 
 def day(value: float) -> str:
-    """Return the date of days since 1970."""
+    """Return the date for a number of days since 1970."""
     return str(np.datetime64(math.floor(value), "D"))
 
 
 def _written(values: npt.NDArray[np.float64], said: Callable[[float], str]) -> list[str]:
-    """Return each value as it is shown; with all digits, or the time of the day, where two would look alike."""
+    """Return each value as text; with all digits, or the time of the day, if two texts would be equal."""
     texts = [said(value) for value in values]
     if len(set(texts)) == len(texts):
         return texts
@@ -240,19 +245,18 @@ def _written(values: npt.NDArray[np.float64], said: Callable[[float], str]) -> l
 
 
 def _brightness(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
-    """Return the mean of the pixels of each image, (n,): of every second, third ... row and column of a large one."""
+    """Return the mean pixel of each image, (n,), using every second, third ... row and column of large ones."""
     down, across = (max(1, side // PIXELS) for side in images.shape[1:3])
     seen = images[:, ::down, ::across]
-    # 256 images at a time: what is mapped need not be in memory as a whole.
+    # 256 images at a time, so that the memory-mapped array need not fit into memory.
     parts = [seen[first : first + 256].mean(axis=(1, 2, 3)) for first in range(0, len(seen), 256)]
     return np.concatenate(parts)
 
 
 def quarters(by: str, values: npt.NDArray[Any], said: Callable[[float], str] = _number) -> Iterator[Slice]:
-    """Yield the slices between the quartiles of a number, as many as are different; one of few values has each.
+    """Yield the slices between the distinct quartiles of a number; if it has few values, a slice for each value.
 
-    Where quartiles are equal there are no quarters, and a slice is called by its ends.
-    ``said`` writes a value.
+    If quartiles are equal, slices are named by their ends, not as quarters. ``said`` formats a value.
     """
     values = np.asarray(values, np.float64)
     different = np.unique(values[np.isfinite(values)])

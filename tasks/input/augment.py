@@ -1,4 +1,4 @@
-"""Training images, changed and mixed by the draws of their places in the pass, and their labels."""
+"""Augments and mixes training images and labels, as drawn for their places in the pass."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,26 +7,32 @@ import numpy as np
 
 from tasks import config
 from tasks.input import pixels
-from tasks.input.draws import MIXED_COLUMNS
+from tasks.input.draws import MIXED_COLUMNS, ONE
+from tasks.modeling import own_code
 from tasks.records import PreparedDataset
 from tasks.system.errors import UserError, shown
 
+OWN = "input.augmentation.custom"
+OWN_NUMBERS = 8
+
 
 def check_augmentation(section: config.Augmentation, prepared: PreparedDataset) -> None:
-    """Raise ``UserError`` when there are no images, when other features cannot be mixed with them, or when the padding
-    is so wide that a crop can miss all pixels."""
+    """Raise ``UserError`` if there are no images, if other features prevent mixing, or if the padding is so wide that a
+    crop can miss all pixels."""
     images = [feature for feature in prepared.features.values() if feature.kind == "image"]
     for image in images:
         height, width, _ = image.shape
         if section.crop_padding >= min(height, width):
             raise UserError(
                 f"input.augmentation.crop_padding = {section.crop_padding}: the images of {prepared.name} have "
-                f"{height} x {width} pixels, and a crop would hold nothing of them. Give less than {min(height, width)}"
+                f"{height} x {width} pixels, so a crop could miss them completely. Give less than {min(height, width)}"
             )
+        if section.custom is not None:
+            _check_own(section, image.shape)
     if not images and section.changes:
         key = next(iter(section.changes))
         value = section.model_dump()[key]
-        instead = "false" if value is True else "null" if key == "rand_augment" else "0"
+        instead = "false" if value is True else "null" if key in ("rand_augment", "custom") else "0"
         raise UserError(
             f"input.augmentation.{key} = {shown(value)}: {prepared.name} has no images, but "
             f"{', '.join(prepared.features)}. Give input.augmentation.{key}={instead}"
@@ -47,14 +53,14 @@ def is_images(array: Any) -> bool:
 def augment_batch(
     batch: tuple[Any, ...], draws: Any, section: config.Augmentation, num_classes: int
 ) -> tuple[Any, ...]:
-    """Return a batch whose images are changed and, with ``mixup`` or ``cutmix``, mixed, as are labels and weights.
+    """Return a batch with augmented images; with ``mixup`` or ``cutmix``, images, labels and weights are also mixed.
 
     Args:
-        batch: features, one or by name, labels and maybe weights, of n rows. Where images are mixed, they are pairs of
-            rows, (n, 2, ...), as of ``with_partners``, and the labels that come back are float32: (n, num_classes),
-            what of the image is of each class, or (n, labels or numbers).
+        batch: features, one or by name, labels and optionally weights, of n rows. For mixing, these are pairs of rows,
+            (n, 2, ...), as from ``with_partners``, and the returned labels are float32: (n, num_classes), the share of
+            each class in the image, or (n, labels or numbers).
         draws: int32 (n, columns), or (n, 2, columns).
-        section: what is on, and how much.
+        section: the augmentations and their strengths.
         num_classes: if labels are classes, else 0.
     """
     x, *others = batch
@@ -82,20 +88,19 @@ def _mix_labels(pairs: Any, kept: Any) -> Any:
 
 
 def augment_images(x: Any, draws: Any, section: config.Augmentation) -> Any:
-    """Return features, one or by name, with their images changed as ``augment`` does."""
+    """Return features, one or by name, with their images augmented by ``augment``."""
     if isinstance(x, Mapping):
         return {name: augment_images(one, draws, section) for name, one in x.items()}
     return augment(x, draws, section) if is_images(x) else x
 
 
 def augment(images: Any, draws: Any, section: config.Augmentation) -> Any:
-    """Return images changed as drawn: an array for an array, a tensor for a tensor, in JAX what JAX traces, with the
-    same bits.
+    """Return augmented images, equal to the bit for a NumPy array, a TensorFlow tensor and a (traced) JAX array.
 
     Args:
         images: uint8 (n, height, width, channels).
         draws: int32 (n, columns), of ``pass_draws``.
-        section: what is on, and how much.
+        section: the augmentations and their strengths.
     """
     height, width = images.shape[1:3]
     lib, padding, left = pixels.library(images), section.crop_padding, 3
@@ -128,4 +133,36 @@ def augment(images: Any, draws: Any, section: config.Augmentation) -> Any:
         images = pixels.to_pixels(lib.floor(values / step) * step)
         images = pixels.choose(take(1), pixels.autocontrast(images), images)
         images = pixels.choose(take(1), pixels.equalize(images), images)
-    return pixels.erase(images, take(4)) if section.erasing else images
+    images = pixels.erase(images, take(4)) if section.erasing else images
+    return images if section.custom is None else _changed_by_own(images, take(OWN_NUMBERS), section)
+
+
+def _changed_by_own(images: Any, columns: Any, section: config.Augmentation) -> Any:
+    """Return images changed by the user's own function, which takes and returns tensors of the Keras backend."""
+    import keras
+
+    def change(images: Any, columns: Any) -> Any:
+        try:
+            numbers = keras.ops.cast(columns, "float32") / ONE
+            return function(keras.ops.convert_to_tensor(images), numbers, **section.options)
+        except Exception as error:
+            raise UserError(f"{OWN} = '{section.custom}': fails ({own_code.described(error)})") from error
+
+    function, lib = own_code.load(str(section.custom), OWN), pixels.library(images)
+    if lib is np:
+        return np.asarray(change(images, columns))
+    if keras.backend.backend() == "jax" and not pixels.is_like_numpy(lib):  # A stream is TensorFlow's.
+        changed = lib.numpy_function(lambda *arrays: np.asarray(change(*arrays)), [images, columns], lib.uint8)
+        return lib.ensure_shape(changed, images.shape)
+    return change(images, columns)
+
+
+def _check_own(section: config.Augmentation, shape: tuple[int, ...]) -> None:
+    """Raise ``UserError`` if the user's own function does not keep the dtype and shape of images."""
+    images = np.zeros((2, *shape), np.uint8)
+    made = _changed_by_own(images, np.zeros((2, OWN_NUMBERS), np.int32), section)
+    if (made.shape, made.dtype) != (images.shape, images.dtype):
+        raise UserError(
+            f"{OWN} = '{section.custom}': returns {made.dtype} {made.shape} for images {images.dtype} {images.shape}, "
+            "but must keep dtype and shape"
+        )

@@ -1,8 +1,8 @@
-"""Random draws for the images of a pass: one row of whole numbers per place in the pass.
+"""Random draws for the images of a pass: one row of integers per place in the pass.
 
-Keras' layers (``RandomFlip`` to ``RandAugment``) draw from the state of a generator, so an image's draw depends on how
-many came before it, and differs between backends and numbers of workers. Here a draw belongs to a place of the pass.
-Factors mean the same as in Keras.
+Keras layers (``RandomFlip`` to ``RandAugment``) draw from a generator with a state, so an image's draw depends on the
+number of earlier draws, and differs between backends and numbers of workers. In this module, a draw depends only on
+the place in the pass. Factors have the same meaning as in Keras.
 """
 
 import math
@@ -15,41 +15,41 @@ import numpy.typing as npt
 from tasks import config
 
 Draws = npt.NDArray[np.int32]
-"""A row for each image: 1 for a mirrored one, top and left of its crop in the padded image, and then, of what is on:
+"""A row for each image: 1 to flip it, top and left of its crop in the padded image, and for each active augmentation:
 
-- moved, six columns: the matrix, row by row, that takes a pixel's place to that in the old image, both (y, x) from the
-  centre, in units of 1 / ONE; and a shift, y and x, as shares of height and width in the same units;
-- brightness, one: what is added to each pixel;
-- contrast, one: what the distance to the mean is multiplied with, in units of 1/256;
-- RandAugment, fourteen for each layer: as for moved; contrast, a factor of each pixel, color and sharpness, in units of
-  1/256; the pixel from which on it is inverted, the step to which it is rounded down, and 1 for autocontrast and for
-  equalize;
-- erased, four: top and left as shares of what is free, height and width as shares of the image, in units of 1 / ONE;
-- mixed, five: the place of the pass whose image is mixed in, what is kept of each pixel in units of 1/256, and the
-  rectangle that is taken of the other image whole: the middle, y and x, and its sides, as shares in units of 1 / ONE.
+- moves, six columns: the matrix, row by row, from a pixel's place to its place in the original image, both (y, x) from
+  the centre, in units of 1 / ONE; and a shift, y and x, as shares of height and width in the same units;
+- brightness, one: the number added to each pixel;
+- contrast, one: the factor of the distance to the mean, in units of 1/256;
+- RandAugment, fourteen for each layer: as for moves; contrast, brightness, color and sharpness, in units of 1/256; the
+  threshold of solarize, the step of posterize, and 1 for autocontrast and for equalize;
+- erasing, four: top and left as shares of the free space, height and width as shares of the image, in units of 1 / ONE;
+- custom, eight: numbers in units of 1 / ONE;
+- mixing, five: the place in the pass of the image to mix in, the kept share of each pixel in units of 1/256, and the
+  rectangle to copy from the other image: its center, y and x, and its sides, as shares in units of 1 / ONE.
 """
 MIXED_COLUMNS = 5
 ONE = 1 << 16
 ERASED_AREA = 0.02, 0.33
-"""Height and width are, independently, the root of a share between these, as in Keras."""
+"""Height and width are, independently, the square root of a share between these, as in Keras."""
 RAND_AUGMENT = (
     "identity", "autocontrast", "equalize", "rotate", "solarize", "color", "posterize", "contrast", "brightness",
     "sharpness", "shear_x", "shear_y", "translate_x", "translate_y",
 )  # fmt: skip
-"""The paper's, in its order."""
+"""The operations of the paper, in its order."""
 
 
 def with_partners(places: npt.NDArray[np.int64], draws: Draws) -> npt.NDArray[np.int64]:
-    """Return these places of a pass, int64 (...,), each with the place of the image to mix in: int64 (..., 2)."""
+    """Return places of a pass, int64 (...,), each with the place of the image to mix in: int64 (..., 2)."""
     return np.stack([places, draws[places, -MIXED_COLUMNS]], axis=-1)
 
 
 @lru_cache(maxsize=2)
 def pass_draws(num_examples: int, seed: int, number: int, section: config.Augmentation) -> Draws:
-    """Return the draws of a pass, int32 (num_examples, columns), from Philox words of each place, whichever worker
-    reads it. The draws of one setting do not depend on which others are on.
+    """Return the draws of a pass, int32 (num_examples, columns), from Philox words of each place, the same for all
+    workers. The draws of one setting do not depend on other settings.
 
-    The counter's last word is 1 to 5: ``order`` has 0 under the same key, and no two may share words.
+    The last word of the counter is 1 to 6: ``order`` uses 0 with the same key, and no two may share words.
     """
 
     def drawn(stream: int, words_each: int) -> npt.NDArray[np.uint64]:
@@ -68,6 +68,8 @@ def pass_draws(num_examples: int, seed: int, number: int, section: config.Augmen
                 columns += _layer_columns(layer, section.rand_augment.magnitude / 10)
         if section.erasing:
             columns += _hole_columns(_numbers(drawn(4, 2)), section.erasing)
+        if section.custom is not None:
+            columns += list(_numbers(drawn(6, 2)))
         if section.mixes:
             words = drawn(5, 2)
             columns += [words[:, 0] % num_examples, *_mixed_columns(_numbers(words[:, 1:]), section)]
@@ -75,7 +77,7 @@ def pass_draws(num_examples: int, seed: int, number: int, section: config.Augmen
 
 
 def _numbers(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """Return four numbers from 0 to ONE - 1 of each word, int64 (4 * words, n), of words (n, words)."""
+    """Return four numbers from 0 to ONE - 1 from each word, int64 (4 * words, n), from words (n, words)."""
     numbers = words[:, :, None] >> np.arange(0, 64, 16).astype(np.uint64) & np.uint64(ONE - 1)
     return numbers.astype(np.int64).reshape(len(words), 4 * words.shape[1]).T
 
@@ -96,11 +98,11 @@ def _factor_columns(drawn: npt.NDArray[np.int64], section: config.Augmentation) 
 
 
 def _layer_columns(drawn: npt.NDArray[np.int64], level: float) -> list[Any]:
-    """Return the columns of a layer of RandAugment: one of its operations applies to each image.
+    """Return the columns of a RandAugment layer, which applies one of its operations to each image.
 
     Args:
-        drawn: which operation, and which direction, int64 (4, n).
-        level: of the largest that each operation can do.
+        drawn: the operation and its direction, int64 (4, n).
+        level: the strength as a share of each operation's maximum.
     """
     chosen = drawn[0] * len(RAND_AUGMENT) // ONE
     sign = np.where(drawn[1] < ONE // 2, -1, 1)

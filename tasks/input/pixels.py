@@ -1,8 +1,8 @@
-"""What is done to the pixels of a batch of images, alike to the bit in NumPy, TensorFlow and JAX.
+"""Operations on the pixels of a batch of images, equal to the bit in NumPy, TensorFlow and JAX.
 
-Whole numbers are all that is reckoned with: positions are int64, and pixels float32 that hold integers below 2**24.
-Nothing is lost to rounding, so no framework, compiler or device gives other bits. Without float64 JAX has int32 for
-int64, which is enough for images of up to 2,000 pixels a side.
+All computation uses integers: positions are int64, and pixels float32 with integer values below 2**24. Nothing is
+rounded implicitly, so all frameworks, compilers and devices give the same bits. Without float64, JAX replaces int64 by
+int32, which is enough for images of up to 2,000 pixels per side.
 
 Images are uint8 (n, height, width, channels).
 """
@@ -16,7 +16,7 @@ from tasks.input.draws import ONE
 
 
 def library(array: Any) -> Any:
-    """Return NumPy, TensorFlow, or JAX' NumPy. Where they have a function of a name, it does the same."""
+    """Return NumPy, TensorFlow, or JAX' NumPy. Functions with the same name do the same in all of them."""
     if isinstance(array, np.ndarray):
         return np
     if "jax" in sys.modules and isinstance(array, sys.modules["jax"].Array):
@@ -40,24 +40,24 @@ def cast(array: Any, dtype: str) -> Any:
 
 
 def per_image(column: Any) -> Any:
-    """Return a draw (n, 1) as what stands beside pixels: float32 (n, 1, 1, 1)."""
+    """Return a draw (n, 1) in a shape that broadcasts to pixels: float32 (n, 1, 1, 1)."""
     return cast(column, "float32")[:, :, None, None]
 
 
 def to_pixels(values: Any) -> Any:
-    """Return whole numbers as uint8, cut to 0 to 255."""
+    """Return integers as uint8, clipped to 0 to 255."""
     lib = library(values)
     return cast(lib.minimum(lib.maximum(values, 0), 255), "uint8")
 
 
 def shift_right(array: Any, bits: int) -> Any:
-    """Return whole numbers divided by 2**bits, rounded down."""
+    """Return integers divided by 2**bits, rounded down."""
     lib = library(array)
     return array >> bits if is_like_numpy(lib) else lib.bitwise.right_shift(array, bits)
 
 
 def crop(padded: Any, corners: Any, height: int, width: int) -> Any:
-    """Return a part of each image, whose top and left are given: int32 (n, 2)."""
+    """Return a part of each image with the given top and left corners: int32 (n, 2)."""
     lib = library(padded)
     if lib is np:
         crops = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))
@@ -70,9 +70,9 @@ def crop(padded: Any, corners: Any, height: int, width: int) -> Any:
 
 
 def move(images: Any, columns: Any, fill_mode: str) -> Any:
-    """Return images whose pixels come from where matrix and shift say, to 1/256 of a pixel, between the four there."""
+    """Return images transformed by matrix and shift, with bilinear interpolation at 1/256 of a pixel."""
     lib, (height, width, channels) = library(images), images.shape[1:]
-    # Twice the distance from the centre, a whole number also where the centre lies between two pixels.
+    # Twice the distance from the centre, an integer even if the centre lies between two pixels.
     y, x = 2 * np.arange(height)[:, None] - (height - 1), 2 * np.arange(width) - (width - 1)
     yy, yx, xy, xx, down, right = (cast(columns, "int64")[:, i, None, None] for i in range(6))
     rows = shift_right(yy * y + yx * x + 2 * height * down + ((height - 1) * ONE + 256), 9)
@@ -105,7 +105,7 @@ def move(images: Any, columns: Any, fill_mode: str) -> Any:
 
 
 def contrast(images: Any, factor: Any) -> Any:
-    """Return images whose pixels have another distance from the mean of their channel, which is a whole number."""
+    """Return images whose distances from the channel's mean, rounded to an integer, are scaled by the factor."""
     lib, (height, width) = library(images), images.shape[1:3]
     total = (lib.sum if is_like_numpy(lib) else lib.reduce_sum)(cast(images, "int64"), axis=(1, 2), keepdims=True)
     mean = (total + height * width // 2) // (height * width)
@@ -113,19 +113,18 @@ def contrast(images: Any, factor: Any) -> Any:
 
 
 def blend(images: Any, others: Any, factor: Any) -> Any:
-    """Return images whose pixels have another distance from those of others, which are whole numbers; the factor is in
-    units of 1/256."""
+    """Return images whose distances from the integer pixels of others are scaled by a factor in units of 1/256."""
     others = others if isinstance(others, int) else cast(others, "float32")
     return to_pixels(library(images).floor((cast(images, "float32") * factor + others * (256 - factor) + 128) / 256))
 
 
 def choose(column: Any, changed: Any, images: Any) -> Any:
-    """Return the changed image where a draw (n, 1) is 1, and else the image as it is."""
+    """Return the changed image if a draw (n, 1) is 1, else the original image."""
     return library(images).where(column[:, :, None, None] == 1, changed, images)
 
 
 def gray(images: Any) -> Any:
-    """Return the luma of colors (ITU-R 601-2), as Pillow computes it; an image that has none is as it is."""
+    """Return the luma of colors (ITU-R 601-2), as Pillow computes it; grey images are unchanged."""
     if images.shape[-1] != 3:
         return images
     values = cast(images, "int32")
@@ -134,7 +133,7 @@ def gray(images: Any) -> Any:
 
 
 def smooth(images: Any) -> Any:
-    """Return images of which each pixel counts 5 of 13, and its eight neighbors one each; the edge is as it was."""
+    """Return images smoothed with weights of 5/13 for a pixel and 1/13 for its eight neighbors; edges are unchanged."""
     lib, (height, width) = library(images), images.shape[1:3]
     values = cast(images, "int32")
     if min(height, width) < 3:
@@ -149,7 +148,7 @@ def smooth(images: Any) -> Any:
 
 
 def autocontrast(images: Any) -> Any:
-    """Return images of which each channel reaches from 0 to 255."""
+    """Return images with each channel stretched to 0 to 255."""
     lib, values = library(images), cast(images, "int32")
     lowest, highest = (lib.min, lib.max) if is_like_numpy(lib) else (lib.reduce_min, lib.reduce_max)
     low, high = (edge(values, axis=(1, 2), keepdims=True) for edge in (lowest, highest))
@@ -157,7 +156,7 @@ def autocontrast(images: Any) -> Any:
 
 
 def equalize(images: Any) -> Any:
-    """Return images of which each channel has, as near as can be, as many pixels of one value as of any other."""
+    """Return images with the histogram of each channel equalized."""
     lib, (height, width, channels) = library(images), images.shape[1:]
     pixels = height * width
     values = cast(lib.reshape(lib.transpose(images, (0, 3, 1, 2)), (-1, pixels)), "int64")  # A row for each channel.
@@ -199,9 +198,9 @@ def erase(images: Any, columns: Any) -> Any:
 
 
 def mix(own: Any, partner: Any, columns: Any) -> tuple[Any, Any]:
-    """Return images mixed with others, and how much of each is its own, in units of 1/256: int64 (n,).
+    """Return images mixed with others, and the share of the original image in units of 1/256: int64 (n,).
 
-    Mixup is that of Zhang et al., 2018, and cutmix that of Yun et al., 2019, whose rectangle may reach over the edge.
+    Mixup follows Zhang et al., 2018, and cutmix Yun et al., 2019, whose rectangle may extend beyond the edge.
     """
     lib, (height, width) = library(own), own.shape[1:3]
     kept, y, x, side = (cast(columns, "int64")[:, i, None] for i in range(4))

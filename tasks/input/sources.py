@@ -3,20 +3,19 @@
 import logging
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.data import prepared_data
 from tasks.input.array import ArraySource
 from tasks.input.augment import augment_batch
-from tasks.input.batches import Batches, Source
+from tasks.input.batches import WHOLE, Batches, InputShare
 from tasks.input.draws import pass_draws, with_partners
 from tasks.input.order import Rows, carve
-from tasks.input.stream import StreamSource
 from tasks.records import PreparedDataset
-from tasks.system.errors import UserError, cut
+from tasks.system.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -25,25 +24,18 @@ def training_batches(
     settings: config.Settings,
     prepared: PreparedDataset,
     global_batch_size: int,
-    num_replicas: int = 1,
-    worker: int = 0,
-    num_workers: int = 1,
-    divisor: int = 1,
+    share: InputShare = WHOLE,
 ) -> Batches:
-    """Return the training batches: shuffled anew each pass, augmented if asked, this worker's part of each global
-    batch.
+    """Return this worker's part of the training batches, reshuffled in each pass, and augmented if set.
 
     Args:
         settings: ``input``, ``train.seed`` and ``train.steps_per_epoch`` are read.
         prepared: the data.
-        global_batch_size: examples in one step of all workers together.
-        num_replicas: replicas of this worker; the dataset has one element per replica.
-        worker: number of this worker, from 0.
-        num_workers: number of workers.
-        divisor: each worker gets the whole of a batch whose size is not a multiple of it.
+        global_batch_size: examples per step of all workers together.
+        share: of this worker.
 
     Raises:
-        UserError: the batch is larger than the split, or there is no such split.
+        UserError: the batch is larger than the split, or the split does not exist.
     """
     section = settings.input
     split, rows = carve(prepared, section.validation, settings.train.seed)["train"]
@@ -64,10 +56,7 @@ def training_batches(
         augmentation=section.augmentation if section.augmentation.changes else None,
         num_classes=prepared.target.num_outputs if prepared.target.task == "classification" else 0,
         prefetch=section.prefetch,
-        num_replicas=num_replicas,
-        worker=worker,
-        num_workers=num_workers,
-        divisor=divisor,
+        share=share,
     )
 
 
@@ -76,14 +65,10 @@ def ordered_batches(
     prepared: PreparedDataset,
     use: str,
     global_batch_size: int,
-    num_replicas: int = 1,
-    worker: int = 0,
-    num_workers: int = 1,
-    divisor: int = 1,
+    share: InputShare = WHOLE,
 ) -> Batches:
-    """Return the batches of ``validation`` or ``test``: every example once, always in the same order, never
-    augmented and all counting the same; this worker's part of each. The last four arguments are as in
-    ``training_batches``."""
+    """Return this worker's part of the batches of ``validation`` or ``test``: every example once, always in the same
+    order, without augmentation or weights."""
     section = settings.input
     split, rows = carve(prepared, section.validation, settings.train.seed)[use]
     alike = prepared.splits[split].model_copy(update={"weights": None})
@@ -94,20 +79,17 @@ def ordered_batches(
         drop_remainder=False,
         source=_source(section, prepared, split, rows),
         prefetch=section.prefetch,
-        num_replicas=num_replicas,
-        worker=worker,
-        num_workers=num_workers,
-        divisor=divisor,
+        share=share,
     )
 
 
 def augmented_examples(
     settings: config.Settings, prepared: PreparedDataset, most: int = 4, versions: int = 7
 ) -> npt.NDArray[np.uint8] | None:
-    """Return training images from all over the split, each with versions of it that a training could read: uint8
-    (images, 1 + versions, height, width, channels); None where nothing is augmented.
+    """Return training images, evenly spread over the split, each with augmented versions: uint8
+    (images, 1 + versions, height, width, channels); None without augmentation.
 
-    Of several features with images it is the first one. ``input`` and ``train.seed`` are read.
+    Of several image features, only the first is used. ``input`` and ``train.seed`` are read.
     """
     section = settings.input.augmentation
     name = next((name for name, feature in prepared.features.items() if feature.kind == "image"), None)
@@ -115,7 +97,7 @@ def augmented_examples(
         return None
     split, rows = carve(prepared, settings.input.validation, settings.train.seed)["train"]
     chosen = rows[np.linspace(0, len(rows) - 1, min(most, len(rows)), dtype=int)]
-    # The arrays are there also where a training reads a stream.
+    # The arrays exist even if training reads a stream.
     x, *_ = ArraySource(prepared.splits[split], rows).mapped()
     images = (x[name] if isinstance(x, Mapping) else x)[chosen]
     repeated = np.repeat(images, versions, axis=0)
@@ -127,34 +109,23 @@ def augmented_examples(
 
 
 def choose_source(section: config.Input, prepared: PreparedDataset) -> str:
-    """Return ``array`` or ``stream``: the chosen source; ``auto`` is the array, which need not fit into memory."""
+    """Return the chosen source, ``array`` or ``stream``; ``auto`` is the array, which need not fit into memory."""
     if section.source == "stream" and prepared.raw_folder is None:
         raise UserError(
-            f"input.source = 'stream': {_unlike_a_stream(prepared)}, and only TFDS' shards of an image and a class "
-            "label each can be streamed. Give input.source=auto"
+            f"input.source = 'stream': {prepared.name} cannot be streamed. Only TFDS datasets can, if each "
+            "example is an image with a class. Set input.source=auto"
         )
     if section.source == "stream" and section.augmentation.mixes:
         key = "mixup" if section.augmentation.mixup else "cutmix"
         raise UserError(
-            f"input.source = 'stream': input.augmentation.{key} mixes images of any two places, and a stream has those "
-            f"that come next. Give input.source=auto, or input.augmentation.{key}=0"
+            f"input.source = 'stream': input.augmentation.{key} mixes any two images, but a stream has only the "
+            f"next ones. Give input.source=auto, or input.augmentation.{key}=0"
         )
     return "stream" if section.source == "stream" else "array"
 
 
-def _unlike_a_stream(prepared: PreparedDataset) -> str:
-    """Return why a dataset cannot be streamed."""
-    if prepared.kind != "tfds":
-        return f"{prepared.name} is of kind {prepared.kind}"
-    if names := [column.name for feature in prepared.features.values() for column in feature.columns]:
-        return f"each example of {prepared.name} has the columns {cut(', '.join(names), 120)}"
-    if prepared.target.task == "classification":
-        return f"{prepared.name} has images without a class, which were left out when it was prepared"
-    return f"the images of {prepared.name} have a target of the task {prepared.target.task}"
-
-
 def check_batch(global_batch_size: int, num_examples: int, prepared: PreparedDataset) -> None:
-    """Raise ``UserError`` when a global batch is larger than the training split."""
+    """Raise ``UserError`` if a global batch is larger than the training split."""
     if global_batch_size > num_examples:
         raise UserError(
             f"the global batch of {global_batch_size} examples is larger than the training split of {prepared.name}, "
@@ -163,7 +134,7 @@ def check_batch(global_batch_size: int, num_examples: int, prepared: PreparedDat
 
 
 def check_division(validation: str | float | int | None, prepared: PreparedDataset) -> None:
-    """Raise ``UserError`` when validation examples would be drawn from rows that belong together, by group or time."""
+    """Raise ``UserError`` if a random validation split would ignore the groups or times of rows."""
     if validation is None or isinstance(validation, str) or prepared.kind != "table":
         return
     described = config.read_description(config.project_root() / "data" / prepared.name)
@@ -174,20 +145,9 @@ def check_division(validation: str | float | int | None, prepared: PreparedDatas
         makes_one = "" if "validation" in prepared.splits else f"Write `validation: 0.1` into {place}, then give "
         raise UserError(
             f"input.validation = {validation}: the rows of {prepared.name} belong together by dataset.{key} = "
-            f"'{column}', and such a share would be drawn without it. {makes_one or 'Give '}"
+            f"'{column}', but a random validation split would ignore it. {makes_one or 'Give '}"
             "input.validation=validation, or input.validation=null"
         )
-
-
-def verify(section: config.Input, prepared: PreparedDataset) -> None:
-    """Compare the files that these settings read with the data version.
-
-    Raises:
-        UserError: names the file that is missing, damaged or changed, and the command that makes it again.
-    """
-    prepared_data.verify(prepared)
-    if choose_source(section, prepared) == "stream":
-        prepared_data.verify_raw(prepared)
 
 
 def _source(
@@ -196,27 +156,29 @@ def _source(
     split: str,
     rows: Rows,
     class_weights: tuple[float, ...] | None = None,
-) -> Source:
+) -> Any:
     if choose_source(section, prepared) == "array":
         fits = _bytes(prepared, split) <= section.memory_budget_bytes
         return ArraySource(prepared.splits[split], rows, class_weights, fits_accelerator=fits)
+    from tasks.input.stream import StreamSource  # Imports the builders of TFDS.
+
     return StreamSource(prepared, split, rows, section.cache, section.shuffle_buffer, class_weights)
 
 
 def check_class_weights(section: config.Train, prepared: PreparedDataset) -> None:
-    """Raise ``UserError`` when examples are weighted by class, and are not of a single class each."""
+    """Raise ``UserError`` if examples are weighted by class but do not have a single class each."""
     if section.class_weights is not None and prepared.target.task != "classification":
         raise UserError(
             f"train.class_weights = '{section.class_weights}': {prepared.name} is a {prepared.target.task}, whose "
-            "examples are of no single class. Give train.class_weights=null"
+            "examples do not have exactly one class each. Give train.class_weights=null"
         )
 
 
 def _class_weights(
     section: config.Train, prepared: PreparedDataset, split: str, rows: Rows
 ) -> tuple[float, ...] | None:
-    """Return how much an example of each class counts: as many examples as classes, divided by how often the class is
-    among these rows (scikit-learn's ``balanced``; King and Zeng, "Logistic regression in rare events data", 2001)."""
+    """Return the weight of each class: the number of rows, divided by the number of classes and the count of the class
+    (scikit-learn's ``balanced``; King and Zeng, "Logistic regression in rare events data", 2001)."""
     if section.class_weights is None:
         return None
     target = prepared.target

@@ -1,4 +1,4 @@
-"""The stream source: records of TFRecord shards, which need not fit into memory."""
+"""The stream source: records from TFRecord shards, which need not fit into memory."""
 
 import contextlib
 import logging
@@ -8,18 +8,18 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from filelock import FileLock
 
 from tasks import config
 from tasks.data import builders
 from tasks.input.augment import augment
-from tasks.input.batches import Batch, Batches, prefetched
+from tasks.input.batches import Batch, Batches
+from tasks.input.draws import Draws, pass_draws
 from tasks.input.order import Rows
 from tasks.records import PreparedDataset
 from tasks.system import files
 
 RECORDS_AT_ONCE = 32
-"""Records of one shard that follow each other before those of the next: a small shuffle buffer still mixes shards."""
+"""Consecutive records of one shard before those of the next: few enough for a small shuffle buffer to mix shards."""
 
 log = logging.getLogger(__name__)
 
@@ -37,21 +37,18 @@ class StreamSource:
     """As in ``ArraySource``."""
     _cached_until: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
     """Holds the folder in which ``input.cache=file`` caches records; ``close`` removes it."""
-    reads_ahead = False
-
-    def rows_at(self, places: Rows) -> Rows:
-        """Raise ``ValueError``: a stream does not know its rows beforehand."""
-        raise ValueError("a stream is shuffled in a buffer: which rows a step reads is not known beforehand")
 
     def arrays(self, batches: Batches) -> Iterator[Batch]:
-        """Yield the batches that TensorFlow reads, which from then on leaves the GPUs alone."""
+        """Yield the batches in NumPy. On JAX, TensorFlow, which reads them, cannot use GPUs from then on."""
+        import keras
         import tensorflow as tf
 
-        tf.config.set_visible_devices([], "GPU")  # It would take all memory of a GPU that JAX trains on.
-        yield from prefetched(self.dataset(batches), batches.prefetch, 1).as_numpy_iterator()
+        if keras.backend.backend() == "jax":
+            tf.config.set_visible_devices([], "GPU")  # It would take all memory of a GPU that JAX trains on.
+        yield from batches.dataset.as_numpy_iterator()
 
     def dataset(self, batches: Batches) -> Any:
-        """Return the ``tf.data.Dataset`` of one batch per step."""
+        """Return the ``tf.data.Dataset`` with one part of a batch for each replica of this worker, per step."""
         import tensorflow as tf
 
         shards, chosen = self._shards()
@@ -59,10 +56,10 @@ class StreamSource:
         in_pass = batches.steps_in_pass
 
         def decode_part(serialized: Any) -> Any:
-            # Every worker reads all records and decodes its own: shares of the shards would not fill the same steps.
+            # Each worker reads all records but decodes only its own: shares of the shards would not give equal steps.
             size = tf.shape(serialized, out_type=tf.int64)[0]
-            cut = size % batches.divisor == 0
-            worker, num_workers = tf.where(cut, batches.worker, 0), tf.where(cut, batches.num_workers, 1)
+            cut = size % batches.share.divisor == 0
+            worker, num_workers = tf.where(cut, batches.share.worker, 0), tf.where(cut, batches.share.num_workers, 1)
             worker, num_workers = tf.cast(worker, tf.int64), tf.cast(num_workers, tf.int64)
             images, labels = shards.decode(
                 serialized[size * worker // num_workers : size * (worker + 1) // num_workers]
@@ -75,7 +72,7 @@ class StreamSource:
             start, end = tf.maximum(first - number * in_pass, 0), tf.minimum(stop - number * in_pass, in_pass)
             batched = self._shuffled(records, batches, number)
             batched = batched.batch(batches.global_batch_size, drop_remainder=batches.drop_remainder).skip(start)
-            # Not to count up to the end of the data: the cache is whole when it was read.
+            # -1 instead of a count at the end of the data, because only a fully read cache is complete.
             batched = batched.take(tf.where(end < in_pass, end - start, -1))
             decoded = batched.map(decode_part, num_parallel_calls=tf.data.AUTOTUNE)
             if batches.augmentation is None:
@@ -90,15 +87,23 @@ class StreamSource:
             passes = tf.data.Dataset.range(first // in_pass, -(-stop // in_pass))
             return passes.map(lambda number: (number, first, stop))
 
-        # Not one inside the other, which would cost 8 ms more at the start of each iteration.
-        return tf.data.Dataset.from_tensors(0).flat_map(begin).flat_map(one_pass)
+        # Not nested, which would take 8 ms more at the start of each iteration.
+        dataset, num_replicas = (
+            tf.data.Dataset.from_tensors(0).flat_map(begin).flat_map(one_pass),
+            batches.share.num_replicas,
+        )
+        if num_replicas > 1:
+            dataset = dataset.flat_map(lambda *batch: _pieces(batch, num_replicas))
+        if batches.prefetch == "auto":
+            return dataset.prefetch(tf.data.AUTOTUNE)
+        return dataset.prefetch(batches.prefetch * num_replicas) if batches.prefetch else dataset
 
     def close(self) -> None:
         """Remove the cached records."""
         self._cached_until.close()
 
     def _shards(self) -> tuple[builders.Shards, npt.NDArray[np.bool_]]:
-        """Return the files of the split, and for each record whether it is read."""
+        """Return the files of the split, and whether each record is used."""
         prepared = self.prepared
         if prepared.raw_folder is None:
             raise ValueError(f"{prepared.name} has no shards: sources.choose_source refuses a stream of it")
@@ -130,7 +135,7 @@ class StreamSource:
             rows = first + tf.range(tf.size(serialized, tf.int64), dtype=tf.int64)
             return tf.boolean_mask(serialized, tf.gather(wanted, rows))
 
-        # Many records at once: the threads of the interleave handed over 60,000 single ones in 1.6 s, and these in 0.2.
+        # In blocks: the interleave took 1.6 s for 60,000 single records, and takes 0.2 s for blocks.
         many = tf.data.Dataset.from_tensor_slices((shards.paths, starts)).interleave(
             blocks,
             cycle_length=min(4, len(shards.paths)) if shuffle else 1,  # One shard after the other is their order.
@@ -145,14 +150,12 @@ class StreamSource:
         if self.cache == "memory":
             records = records.cache()
         else:
-            # A folder of its own: TensorFlow would take an old file for these records, and trip over the lock of a
-            # killed run. `runs.remove_leftovers` removes that of a process that died, whose lock is free.
+            # A new folder: TensorFlow would reuse an old file for these records, and fail on the lock of a killed run.
             self._cached_until = contextlib.ExitStack()
             folder = self._cached_until.enter_context(files.scratch(config.project_root() / "mlruns", ".cache."))
-            self._cached_until.enter_context(FileLock(folder / files.MARK))
             records = records.cache(f"{folder}/records")
         if batches.steps < batches.steps_in_pass:
-            # TensorFlow throws a part of a cache away, and each epoch of the first pass would read its beginning again.
+            # TensorFlow drops an incomplete cache, so each epoch of the first pass would read from the beginning.
             num_records = records.reduce(np.int64(0), lambda count, record: count + 1)
             log.info("input     %s records read into the cache", f"{int(num_records):,}")
         return records
@@ -163,10 +166,10 @@ class StreamSource:
 
         if not batches.shuffle:
             return records
-        # The seed of this function's graph alone: with a graph seed of 0, which train.seed=0 would hand down,
-        # TensorFlow compares the tensor below with 0 in Python, and fails.
+        # Only the seed of this function's graph: with a graph seed of 0, from train.seed=0, TensorFlow would compare
+        # the tensor below with 0 in Python, and fail.
         tf.random.set_seed(1)
-        # TensorFlow makes room for the whole buffer, also where there are fewer records.
+        # TensorFlow allocates the whole buffer even for fewer records.
         return records.shuffle(
             min(self.shuffle_buffer, batches.num_examples),
             seed=batches.seed * 1_000_003 + number,
@@ -175,14 +178,26 @@ class StreamSource:
 
 
 def _augmented(numbered: Any, batches: Batches, section: config.Augmentation, number: Any) -> Any:
-    """Return the batches of a pass, numbered by their step in it, augmented."""
+    """Return the augmented batches of a pass, from batches numbered by their step."""
     import tensorflow as tf
 
-    draws = tf.numpy_function(lambda number: batches.pass_draws(int(number), section), [number], tf.int32)
-    draws = tf.ensure_shape(draws, (batches.num_examples, None))
+    def drawn(number: Any) -> Draws:
+        return pass_draws(batches.num_examples, batches.seed, int(number), section)
+
+    draws = tf.ensure_shape(tf.numpy_function(drawn, [number], tf.int32), (batches.num_examples, None))
 
     def augmented(place: Any, batch: Batch) -> Batch:
         first, last = tf.unstack(tf.gather(batches.parts, place))
         return augment(batch[0], draws[first:last], section), *batch[1:]
 
     return numbered.map(augmented, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _pieces(batch: Batch, num_replicas: int) -> Any:
+    """Cut one batch into one part per replica, as even as possible, in order."""
+    import tensorflow as tf
+
+    size = tf.shape(batch[1], out_type=tf.int64)[0]
+    bounds = size * tf.range(num_replicas + 1, dtype=tf.int64) // num_replicas
+    cuts = tf.data.Dataset.from_tensor_slices((bounds[:-1], bounds[1:]))
+    return cuts.map(lambda first, last: tf.nest.map_structure(lambda array: array[first:last], batch))

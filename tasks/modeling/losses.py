@@ -1,7 +1,7 @@
-"""Losses by name: what a training lowers, and the same of each example in float64, which an evaluation reports.
+"""Losses by name: the Keras loss that a training minimizes, and the same loss per example in float64 for evaluations.
 
-An evaluation gives the same number on every backend. JAX computes in float32, so it cannot use Keras' loss: a test
-compares the two of each entry. The loss of a user's own is the exception.
+An evaluation reports the same number on every backend. It cannot use the Keras loss, because JAX computes in float32; a
+test compares the two versions of each loss. The exception is a custom loss.
 """
 
 from collections.abc import Callable
@@ -30,16 +30,16 @@ class Loss:
 
 
 class SoftmaxSquaredError(keras.losses.Loss):
-    """Mean squared error of the softmax of logits (n, classes) against the one-hot of classes int (n,), or against
-    shares of them, float (n, classes)."""
+    """Mean squared error of the softmax of logits (n, classes) against one-hot classes from int (n,), or against shares
+    of classes, float (n, classes)."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         return keras.ops.mean(keras.ops.square(keras.ops.softmax(y_pred) - _shares(y_true, y_pred)), axis=-1)
 
 
 class SmoothedCrossentropy(keras.losses.Loss):
-    """Cross-entropy of logits (n, classes) against classes int (n,), or shares of them, float (n, classes), of which
-    each gives a share to all classes alike (Szegedy et al., "Rethinking the Inception architecture", 2015, section 7).
+    """Cross-entropy of logits (n, classes) against classes, int (n,), or shares of classes, float (n, classes), with
+    label smoothing (Szegedy et al., "Rethinking the Inception architecture", 2015, section 7).
     """
 
     def __init__(self, smoothing: float) -> None:
@@ -53,7 +53,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
 
 
 def _shares(y_true: Any, y_pred: Any) -> Any:
-    """Return what of each example is of each class, in the dtype of the predictions."""
+    """Return the share of each class in each example, in the dtype of the predictions."""
     if len(y_true.shape) == 1:
         return keras.ops.one_hot(y_true, y_pred.shape[-1], dtype=y_pred.dtype)
     return keras.ops.cast(y_true, y_pred.dtype)
@@ -115,13 +115,13 @@ LOSSES: dict[Task, dict[str, Callable[[float], Loss]]] = {
         "huber": lambda smoothing: Loss(in_training=keras.losses.Huber, of_predictions=_huber),
     },
 }
-"""What ``train.loss`` can be, for each task. Each takes the share of label smoothing."""
+"""Allowed values of ``train.loss`` for each task; each function takes the label smoothing."""
 USUAL: dict[Task, str] = {
     "classification": "sparse_categorical_crossentropy",
     "multilabel": "binary_crossentropy",
     "regression": "mean_squared_error",
 }
-"""What ``auto`` is."""
+"""The loss of ``train.loss=auto``."""
 SMOOTHED = ("sparse_categorical_crossentropy", "binary_crossentropy")
 
 
@@ -130,12 +130,12 @@ def find_loss(section: config.Train, prepared: PreparedDataset, shares: bool = F
 
     Args:
         section: ``loss`` and ``label_smoothing`` are read.
-        prepared: says what the task is.
-        shares: whether a training's labels can be shares of classes, of images that are mixed.
+        prepared: determines the task.
+        shares: whether labels can be shares of classes, because images are mixed.
 
     Raises:
-        UserError: no loss of such a task, or of a user's own that does not exist or cannot be computed, or that would
-            be given shares of classes.
+        UserError: the loss does not apply to the task; or a custom loss does not exist, cannot be computed, or would
+            receive shares of classes.
     """
     target, smoothing = prepared.target, section.label_smoothing
     allowed = LOSSES[target.task]
@@ -164,8 +164,8 @@ def find_loss(section: config.Train, prepared: PreparedDataset, shares: bool = F
 
 
 def _in_deviations(loss: Loss, target: Target) -> Loss:
-    """Return a loss that counts in standard deviations of the target in the training split: whatever its unit is, the
-    same learning rates fit, and one deviation is where ``huber`` bends."""
+    """Return a loss in units of the target's standard deviation in the training split: the same learning rates suit
+    any unit, and ``huber`` becomes linear at one deviation."""
     deviation = np.array([one or 1.0 for one in target.deviation or (1.0,)])
     inner = loss.in_training()
 
@@ -181,13 +181,13 @@ def _in_deviations(loss: Loss, target: Target) -> Loss:
 
 
 def _own_loss(name: str, prepared: PreparedDataset) -> Loss:
-    """Return a user's own loss: (labels, outputs) of tensors, classes as int32 and numbers in the target's unit -> the
-    loss of each example, float (n,)."""
+    """Return a custom loss: its function maps tensors (labels, outputs), classes as int32 and numbers in the target's
+    unit, to the loss of each example, float (n,)."""
     function = own_code.load_measure(name, "train.loss", example(prepared, 2), "do not average over them")
 
     class OwnLoss(keras.losses.Loss):
         def call(self, y_true: Any, y_pred: Any) -> Any:
-            # Keras makes floats of classes.
+            # Keras converts classes to floats.
             whole = prepared.target.task == "classification"
             return function(keras.ops.cast(y_true, "int32") if whole else y_true, y_pred)
 
@@ -199,7 +199,7 @@ def _own_loss(name: str, prepared: PreparedDataset) -> Loss:
 
 
 def example(prepared: PreparedDataset, num_examples: int) -> tuple[Any, Any]:
-    """Return labels and outputs of zeros, as a training has them."""
+    """Return labels and outputs of zeros with the shapes and dtypes of a training."""
     target = prepared.target
     dtype = "int32" if target.task == "classification" else target.label_dtype
     labels = keras.ops.zeros([num_examples, *target.label_shape], dtype)

@@ -1,19 +1,20 @@
-"""Optimizers. A section of ``optimizer`` is named after the class of Keras' that it makes; on TensorFlow Adam and AdamW
-are classes of our own."""
+"""Optimizers. Each ``optimizer`` section is named after the Keras class that it makes; on TensorFlow, Adam and AdamW
+are classes of this project. The section of a custom optimizer names its ``module:name``."""
 
 from typing import Any
 
 import keras
 
 from tasks import config
-from tasks.modeling import schedules
+from tasks.modeling import own_code, schedules
 from tasks.system import upstream
+from tasks.system.errors import UserError
 
 
 class BetaPowers:
-    """Computes ``beta_1 ** step`` and ``beta_2 ** step`` of an Adam, once for all variables of a step that lie on one
-    device. TensorFlow finds that out by itself for one device, and not for one replica: its step had 50 operations
-    instead of 14."""
+    """Computes ``beta_1 ** step`` and ``beta_2 ** step`` of Adam once per step for all variables on a device.
+    TensorFlow merges these operations on a single device, but not for a replica, whose step had 50 operations instead
+    of 14."""
 
     def __init__(self) -> None:
         self._known: tuple[Any, Any] = (None, None)
@@ -26,20 +27,20 @@ class BetaPowers:
         place, powers = self._known  # Both in one reading: other threads trace other graphs.
         if tf.executing_eagerly() or place != here:
             step = tf.cast(adam.iterations + 1, variable.dtype)
-            # As Keras rounds: tf.cast makes float32 of a Python number before it makes float64 of it.
+            # Rounds like Keras: tf.cast converts a Python number to float32 before float64.
             powers = [tf.cast(beta, variable.dtype) ** step for beta in (adam.beta_1, adam.beta_2)]
             self._known = here, powers
         return powers
 
 
 class _FusedUpdate:
-    """Adam's change of one variable in one operation where the variable lies, on TensorFlow, without ``amsgrad``.
+    """Adam's update of a variable in a single operation on the variable's device, on TensorFlow, without ``amsgrad``.
 
-    Keras changes the two moments and the variable by a dozen operations, one after the other. On two cores a step of a
-    convnet took 1.05 times as long so, and a perceptron's 1.35 times. And a worker of a parameter server that reads the
-    first moment with another one's gradient in it, and the second still without, divides by epsilon: where both were 0,
-    as those of pixels that are hardly ever lit are, one step of digits threw a network out for good (loss 36, in 1 of
-    18 trainings).
+    Keras updates the two moments and the variable in a dozen successive operations. On two cores a convnet's step took
+    1.05 times as long that way, and a perceptron's 1.35 times. With parameter servers, a worker could also read a first
+    moment that already includes another worker's gradient and a second moment that does not: if both were 0 before, as
+    for pixels that are rarely lit, it divides by epsilon, and a single step made a network on digits diverge for good
+    (loss 36, in 1 of 18 trainings).
     """
 
     def __init__(self, **options: Any) -> None:
@@ -47,8 +48,8 @@ class _FusedUpdate:
         self._beta_powers = BetaPowers()
 
     def update_step(self: Any, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Change a variable, float (...), by a gradient of its shape and dtype. The parts of a sparse gradient are
-        summed before they are squared; Keras squares each."""
+        """Update a variable, float (...), with a gradient of the same shape and dtype. The parts of a sparse gradient
+        are summed before they are squared; Keras squares each part."""
         import tensorflow as tf
 
         first, second = upstream.moments_of(self, variable)
@@ -69,23 +70,23 @@ class _FusedUpdate:
 
 
 class FusedAdam(_FusedUpdate, keras.optimizers.Adam):
-    """Adam in one operation a variable."""
+    """Adam with one operation per variable."""
 
 
 class FusedAdamW(_FusedUpdate, keras.optimizers.AdamW):
-    """AdamW in one operation a variable."""
+    """AdamW with one operation per variable."""
 
 
-# An exported model says Keras' own: it is loaded where this project is not installed.
+# An exported model refers to Keras' own class, because it is loaded without this project installed.
 upstream.export_as(FusedAdam, keras.optimizers.Adam)
 upstream.export_as(FusedAdamW, keras.optimizers.AdamW)
 
 ON_TENSORFLOW = {"Adam": FusedAdam, "AdamW": FusedAdamW}
-"""In the place of Keras' class of that name."""
+"""Replacements for the Keras classes with these names."""
 
 
 def class_name(optimizer: keras.optimizers.Optimizer) -> str:
-    """Return the name of the class that changes the weights, which may lie in another that scales the loss."""
+    """Return the class name of the optimizer, or of its inner optimizer if it only scales the loss."""
     return type(getattr(optimizer, "inner_optimizer", optimizer)).__name__
 
 
@@ -95,20 +96,41 @@ def build(
     """Return a new optimizer; call it inside the strategy's scope.
 
     Args:
-        settings: ``optimizer``, ``schedule``, and of ``train`` the epochs, ``scale_learning_rate_from`` and
-            ``gradient_accumulation_steps`` are read.
-        steps: steps in one epoch.
-        global_batch_size: examples in one step of all replicas together.
-        factor: on every learning rate.
-        epochs: that the schedule is for; ``train.epochs`` without it.
+        settings: ``optimizer``, ``schedule``, ``train.epochs``, ``train.scale_learning_rate_from`` and
+            ``train.gradient_accumulation_steps`` are read.
+        steps: steps per epoch.
+        global_batch_size: examples per step over all replicas.
+        factor: multiplies every learning rate.
+        epochs: epochs of the schedule; the default is ``train.epochs``.
     """
     reference = settings.train.scale_learning_rate_from
     scale = factor * global_batch_size / reference if reference else factor
-    options = settings.optimizer.model_dump(exclude={"kind"})
+    section = settings.optimizer
+    options = section.model_dump(exclude={"kind"})
     if settings.train.gradient_accumulation_steps > 1:
         options["gradient_accumulation_steps"] = settings.train.gradient_accumulation_steps
-    name = type(settings.optimizer).__name__
+    options["learning_rate"] = schedules.learning_rate(settings.schedule, steps, epochs or settings.train.epochs, scale)
+    if isinstance(section, config.OwnOptimizer):
+        if "learning_rate" in (given := options.pop("options")):
+            raise UserError(
+                "optimizer.options.learning_rate: the schedule gives it. Give schedule.learning_rate instead"
+            )
+        given |= {name: value for name, value in options.items() if value is not None}
+        return own_code.make(section.kind, "optimizer.kind", keras.optimizers.Optimizer, given)
+    name = type(section).__name__
     own = ON_TENSORFLOW.get(name) if keras.backend.backend() == "tensorflow" else None
-    made = own or getattr(keras.optimizers, name)
-    rate = schedules.learning_rate(settings.schedule, steps, epochs or settings.train.epochs, scale)
-    return made(learning_rate=rate, **options)
+    made: keras.optimizers.Optimizer = (own or getattr(keras.optimizers, name))(**options)
+    return made
+
+
+def check(settings: config.Settings, steps: int, global_batch_size: int) -> None:
+    """Raise ``UserError`` if a custom optimizer or schedule cannot be built, or if its first step fails."""
+    if ":" not in settings.optimizer.kind + settings.schedule.kind:
+        return
+    optimizer, weight = build(settings, steps, global_batch_size), keras.Variable([1.0])
+    named = [f"{key} = '{name}'" for name, key in own_code.named_in(settings).items() if key.endswith(".kind")]
+    try:
+        optimizer.build([weight])
+        optimizer.apply([keras.ops.zeros([1])])
+    except Exception as error:
+        raise UserError(f"{' and '.join(named)}: its first step fails ({own_code.described(error)})") from error

@@ -1,22 +1,26 @@
-"""The user's own code: what `module:function` names, and what it needs from the project's folder."""
+"""The user's own code: objects named by `module:function`, and the files of the project's folder that they import."""
 
 import importlib
+import inspect
 import modulefinder
 import os
 import sys
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tasks import config
 from tasks.system.errors import UserError, one_line
 
+Made = TypeVar("Made")
+
 VARIABLE = "STRATAGEM_OWN_CODE"
-"""Modules that others than who operates this machine may name, with blanks between them; `*` is any."""
+"""Modules that users other than this machine's operator may name, separated by spaces; `*` allows any module."""
 
 
 def load(name: str, key: str) -> Callable[..., Any]:
-    """Return a user's own ``module:function``, looked for from the project's folder too.
+    """Return a user's ``module:function``; the project's folder is searched, too.
 
     Args:
         name: the module and the function.
@@ -42,30 +46,65 @@ def load(name: str, key: str) -> Callable[..., Any]:
             f"{key} = '{name}': no module '{error.name}'. It is looked for in {root} and in the environment"
         ) from None
     except Exception as error:
-        raise UserError(f"{key} = '{name}': importing {module_name} failed ({one_line(error)})") from error
+        raise UserError(f"{key} = '{name}': importing {module_name} failed ({described(error)})") from error
     if not callable(getattr(module, function, None)):
-        raise UserError(f"{key} = '{name}': {module_name} has no function '{function}'")
+        raise UserError(f"{key} = '{name}': {module_name} has no function or class '{function}'")
     found: Callable[..., Any] = getattr(module, function)
     return found
 
 
+def make(name: str, key: str, kind: type[Made], options: Mapping[str, Any], **known: Any) -> Made:
+    """Call a user's class or function and return the resulting object.
+
+    Args:
+        name: the module and the class or function.
+        key: the setting that names them, for the message.
+        kind: the required class of the result.
+        options: keyword arguments.
+        known: further keyword arguments, passed only if the signature has them.
+
+    Raises:
+        UserError: the class or function does not exist, fails with these options, or returns another class.
+    """
+    function = load(name, key)
+    try:
+        taken = inspect.signature(function).parameters.keys() & known.keys()
+        made = function(**options, **{one: known[one] for one in taken - options.keys()})
+    except Exception as error:
+        given = f"with {', '.join(options)}" if options else "without options"
+        raise UserError(f"{key} = '{name}' cannot be made {given} ({described(error)})") from error
+    if not isinstance(made, kind):
+        raise UserError(f"{key} = '{name}' makes a {type(made).__name__}, but must make a Keras {kind.__name__}")
+    return made
+
+
+def described(error: BaseException) -> str:
+    """Return an error of the user's own code as one line, with its file and line in that code."""
+    root, place = config.project_root(), ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if path.is_relative_to(root) and not {"flows", "tasks", "site-packages"} & set(path.relative_to(root).parts):
+            place = f", {path.relative_to(root)} line {frame.lineno}"
+    return one_line(error) + place
+
+
 def load_measure(name: str, key: str, example: tuple[Any, Any], why: str) -> Callable[..., Any]:
-    """Return a user's own ``module:function`` that gives a number for each example.
+    """Return a user's ``module:function`` that computes one number per example.
 
     Args:
         name: the module and the function.
         key: the setting that names them, for the message.
         example: labels and outputs of two examples.
-        why: it is to give one for each, for the message.
+        why: the reason why it must return one number per example, for the message.
 
     Raises:
-        UserError: it does not exist, cannot be computed, or gives something else.
+        UserError: the function does not exist, fails, or returns another shape.
     """
     function = load(name, key)
     try:
         shape = tuple(function(*example).shape)
     except Exception as error:
-        raise UserError(f"{key} = '{name}': cannot be computed ({one_line(error)})") from error
+        raise UserError(f"{key} = '{name}': cannot be computed ({described(error)})") from error
     if shape != (2,):
         raise UserError(
             f"{key} = '{name}': gives the shape {shape} for 2 examples, and must give one number for each, (2,): {why}"
@@ -74,15 +113,15 @@ def load_measure(name: str, key: str, example: tuple[Any, Any], why: str) -> Cal
 
 
 def check_allowed(names: Iterable[tuple[str, str]], by: str) -> None:
-    """Refuse code that somebody else than who operates this machine names, unless its module is allowed: to import it
-    is to run it.
+    """Refuse code named by anyone other than this machine's operator, unless its module is allowed: importing code
+    runs it.
 
     Args:
-        names: what names the code, and the code as ``module:function``.
-        by: who it is that names it.
+        names: the keys that name code, and the code as ``module:function``.
+        by: who names it, for the message.
 
     Raises:
-        UserError: says how the module is allowed.
+        UserError: the module is not allowed; the message explains how to allow it.
     """
     allowed = os.environ.get(VARIABLE, "").split()
     for key, name in names:
@@ -95,24 +134,29 @@ def check_allowed(names: Iterable[tuple[str, str]], by: str) -> None:
             )
 
 
+NAMING = ("model.name", "train.loss", "optimizer.kind", "schedule.kind", "input.augmentation.custom")
+"""Settings that may name the user's own code, in addition to the builder of a dataset and the metrics."""
+
+
 def named_in(settings: config.Settings) -> dict[str, str]:
-    """Return each ``module:function`` that settings name anywhere, and the first key that does."""
-    others = {"model.name": settings.model.name, "train.loss": settings.train.loss}
-    others["dataset.name"] = settings.dataset.builder or ""
-    return {name: key for key, name in others.items() if ":" in name} | metrics_of(settings)
+    """Return each ``module:function`` in the settings, with the first key that names it."""
+    flat = settings.flat()
+    named = {key: str(flat[key]) for key in NAMING}
+    named["dataset.name"] = settings.dataset.builder or ""
+    found = {name: key for key, name in named.items() if ":" in name} | metrics_of(settings)
+    return found | {name: "train.callbacks" for name, _ in settings.train.own_callbacks}
 
 
 def metrics_of(settings: config.Settings) -> dict[str, str]:
-    """Return each metric of the user's own that the settings of a run name anywhere, and the first key that does."""
+    """Return each custom metric in the settings of a run, with the first key that names it."""
     return {name: key for name, key in settings.named_metrics.items() if ":" in name}
 
 
 def files(name: str, root: Path | None = None) -> list[Path]:
-    """Return the files, relative to the project's folder, that the module of a ``module:function`` imports, and its
-    own.
+    """Return the file of the module of a ``module:function`` and the files that it imports, relative to the project's
+    folder.
 
-    They are found by reading, nothing is imported. There are none for the name of what is ours, and none for a module
-    that is installed elsewhere.
+    The files are parsed, not imported. The result is empty for a name without a module and for an installed module.
 
     Args:
         name: the module and the function.

@@ -1,10 +1,12 @@
-"""Learning-rate schedules by ``schedule.kind``. Durations are given in epochs and become steps here, and only here."""
+"""Learning-rate schedules by ``schedule.kind``. Durations are given in epochs and become steps here, and only here; one
+of the user's own counts steps."""
 
 from typing import Any
 
 import keras
 
 from tasks import config
+from tasks.modeling import own_code
 
 
 def constant(section: config.Constant, steps: int, epochs: int, scale: float) -> float:
@@ -33,7 +35,27 @@ def cosine(section: config.Cosine, steps: int, epochs: int, scale: float) -> Any
     )
 
 
-SCHEDULES = {"constant": constant, "piecewise": piecewise, "cosine": cosine}
+def own(section: config.OwnSchedule, steps: int, epochs: int, scale: float) -> Any:
+    """Return the user's own schedule."""
+    schedules = keras.optimizers.schedules
+    known = {"steps_per_epoch": steps, "epochs": epochs}
+    made = own_code.make(section.kind, "schedule.kind", schedules.LearningRateSchedule, section.options, **known)
+    return made if scale == 1 else Scaled(made, scale)
+
+
+class Scaled(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule of which each rate is multiplied."""
+
+    def __init__(self, schedule: Any, scale: float) -> None:
+        super().__init__()
+        self.schedule = schedule
+        self.scale = scale
+
+    def __call__(self, step: Any) -> Any:
+        return self.schedule(step) * self.scale
+
+
+SCHEDULES = {"constant": constant, "piecewise": piecewise, "cosine": cosine, "module:name": own}
 """What ``schedule.kind`` can be."""
 
 
@@ -46,5 +68,5 @@ def learning_rate(section: Any, steps: int, epochs: int, scale: float) -> Any:
         epochs: epochs of the whole training; a cosine ends there.
         scale: factor on every learning rate (linear scaling rule, Goyal et al. 2017, section 2.1).
     """
-    make: Any = SCHEDULES[section.kind]
+    make: Any = SCHEDULES[str(config.kind_of(section))]
     return make(section, steps, epochs, scale)

@@ -1,7 +1,7 @@
-"""The project as it was in a commit, in a folder of its own: git's files, a run's uncommitted changes, and the data.
+"""Writes the project of an earlier commit into a separate folder: git's files, a run's uncommitted changes, the data.
 
-Nothing of the user's is written: no file, no index, no branch, not even an entry of `git worktree list`. The folder has
-no repository, shares mlruns/ with the project, and links to the prepared data.
+It changes nothing in the user's repository: no file, no index, no branch, no entry of `git worktree list`. The folder
+has no repository, shares mlruns/ with the project, and links to the prepared data.
 """
 
 import contextlib
@@ -9,8 +9,6 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from tasks import config
 from tasks.data import prepared_data
@@ -21,10 +19,10 @@ PART = re.compile(r"^(?=diff --git )", re.MULTILINE)
 
 
 def write(commit: str, folder: Path) -> None:
-    """Write the project's files as they were in a commit into a new folder.
+    """Write the project's files of a commit into a new folder.
 
     Raises:
-        UserError: there is no such commit here, or it has no project in this folder of the repository.
+        UserError: the repository has no such commit, or the commit has no project in this folder.
     """
     lineage.export(commit, config.project_root(), folder)
     (folder / ".dvc").mkdir(exist_ok=True)
@@ -60,9 +58,9 @@ def apply(diff: Path, folder: Path) -> list[str]:
 
 
 def bring_data(name: str, version: str, folder: Path) -> str | None:
-    """Give such a folder a dataset as it was in a data version.
+    """Link a data version of a dataset into such a folder.
 
-    Return where it is read from, such as ``DVC's cache``; None if that version is not here.
+    Return where the data are, such as ``DVC's cache``; None if this machine does not have that version.
     """
     root = config.project_root()
     place, today = folder / "data" / name, root / "data" / name
@@ -72,23 +70,23 @@ def bring_data(name: str, version: str, folder: Path) -> str | None:
         _refuse_outside(place, folder)
         place.mkdir(parents=True, exist_ok=True)
         for file in ("params.yaml", "dvc.yaml", "dvc.lock"):
-            (place / file).unlink(missing_ok=True)  # In the commit it may be a link to a file of the user's.
+            (place / file).unlink(missing_ok=True)  # In the commit it may be a link to a user's file.
             shutil.copyfile(today / file, place / file)
     _refuse_outside(place, folder)
     found = _bring(place, "prepared", version)
     if found is not None and (raw := _version(place, "raw")) is not None:
-        _bring(place, "raw", raw)  # A stream reads it, and says so if it is missing.
+        _bring(place, "raw", raw)  # Only streaming needs it, and fails with its own message without it.
     return found
 
 
 def _refuse_outside(place: Path, folder: Path) -> None:
-    """Refuse to write through a link of the commit that leads out of the folder."""
+    """Refuse to write through a link of the commit that points outside the folder."""
     if not place.resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"data/{place.name} of that commit is a link that leads out of the project: nothing is done")
+        raise UserError(f"data/{place.name} of that commit is a link that points outside the project: nothing was done")
 
 
 def _bring(place: Path, part: str, version: str) -> str | None:
-    """Link raw/ or prepared/ of a data version to its place in the project or in DVC's cache."""
+    """Link raw/ or prepared/ of a data version to its files in the project or in DVC's cache."""
     root = config.project_root()
     today = root / "data" / place.name
     if _version(today, part) == version and (today / part).is_dir():
@@ -107,6 +105,6 @@ def _bring(place: Path, part: str, version: str) -> str | None:
 
 
 def _version(place: Path, part: Any) -> str | None:
-    with contextlib.suppress(OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+    with contextlib.suppress(OSError, UnicodeDecodeError, UserError):
         return lineage.version_in((place / "dvc.lock").read_text(encoding="utf-8"), place.name, part)
     return None

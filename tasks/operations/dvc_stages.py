@@ -1,36 +1,24 @@
-"""The stages that DVC runs: those of data/<name>/dvc.yaml, and those of the root's, which write to metrics/."""
+"""The stages that DVC runs: those of data/<name>/dvc.yaml, and those of the root's dvc.yaml, which write metrics/."""
 
 import contextlib
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tasks import config, records, reports, runs
+from tasks import config, records
 from tasks.operations import dvc_data, pipeline, preconditions
 from tasks.process import client
 from tasks.records import TrainingResult
+from tasks.reports.tables import history_table, metrics_table, predictions_table
+from tasks.runs import entries, outcome
 from tasks.system.errors import UserError
-from tasks.system.imports import import_quietly, quiet_standard_error, set_who_logs
+from tasks.system.imports import import_quietly, set_who_logs
 
-NOTHING = re.compile(r"writing of split \"(.+?)\": No examples were yielded")
 COPIES = (".dvc", "tmp", "exps")
-"""The folder of DVC's copies of the project."""
-
-
-def run_check(dataset: config.Dataset) -> None:
-    """Refuse a dataset that cannot be fetched.
-
-    Raises:
-        UserError: no such dataset, no network, or it does not have images with one class each.
-    """
-    from tasks.download import refuse_early
-
-    with quiet_standard_error():
-        refuse_early(dataset)
+"""The folder where DVC copies the project."""
 
 
 def make_data(stage: str, name: str) -> None:
@@ -38,12 +26,10 @@ def make_data(stage: str, name: str) -> None:
     root = config.project_root()
     folder = root / "data" / name
     if not (folder / "params.yaml").is_file():
-        raise UserError(
-            f"there is no dataset folder data/{name}: `stratagem {stage}` with dataset.name={name} makes it"
-        )
+        raise UserError(f"data/{name} is not a dataset folder: `stratagem {stage}` with dataset.name={name} creates it")
     described = config.read_description(folder)
     if stage == "prepare":
-        # TensorFlow, which takes seconds, is needed for TFDS alone.
+        # Only TFDS needs TensorFlow, whose import takes seconds.
         set_who_logs() if described.is_local else import_quietly("tasks.data.kinds.tfds")
         from tasks.prepare import prepare
 
@@ -56,19 +42,10 @@ def make_data(stage: str, name: str) -> None:
     if downloads := os.environ.get("STRATAGEM_DOWNLOADS"):
         overrides.append(f"dataset.downloads={json.dumps(downloads)}")
     dataset = config.load(None, overrides, root).dataset
-    run_check(dataset)
     import_quietly()
     from tasks.download import download
 
-    try:
-        manifest = download(dataset)
-    except AssertionError as error:  # From TFDS, which cannot write an empty split.
-        if (found := NOTHING.search(str(error))) is None:
-            raise
-        raise UserError(
-            f"dataset {name}: its builder gives no example of the split '{found[1]}', and TFDS writes no empty one. "
-            "Mend the builder, or leave the split out of it"
-        ) from None
+    manifest = download(dataset)
     print(f"downloaded {manifest.name} {manifest.version}: {_counts(manifest.num_examples)}", file=sys.stderr)
 
 
@@ -77,8 +54,8 @@ def _print_prepared(prepared: records.PreparedDataset) -> None:
     print(f"prepared {prepared.name} {prepared.version}: {_counts(sizes)}", file=sys.stderr)
     if held := prepared.held_out:
         print(
-            f"it has no test split: {held.num_examples:,} of its training examples, drawn with seed {held.seed}, are "
-            "the test split from now on",
+            f"it has no test split: {held.num_examples:,} of its training examples, drawn with seed {held.seed}, "
+            "become the test split",
             file=sys.stderr,
         )
 
@@ -88,7 +65,7 @@ def _counts(splits: dict[str, int]) -> str:
 
 
 def run_train(recipe: str | None, overrides: Sequence[str]) -> None:
-    """Train as a run of its own; write its record and its history."""
+    """Train in a new or resumed run; write its record and its history."""
     root = config.project_root()
     folder = root / "metrics"
     folder.mkdir(exist_ok=True)
@@ -97,11 +74,11 @@ def run_train(recipe: str | None, overrides: Sequence[str]) -> None:
     with runs_of_the_project(root):
         training = pipeline.train_alone(settings, prepared, pipeline.Resumption())
     records.save(training, folder / "training.json")
-    reports.history_table(training, folder / "history.csv")
+    history_table(training, folder / "history.csv")
 
 
 def run_evaluate(recipe: str | None, overrides: Sequence[str]) -> None:
-    """Evaluate what `train` trained; write its record, its tables and its pictures."""
+    """Evaluate the model of the stage `train`; write the record, tables and pictures."""
     root = config.project_root()
     settings, prepared = dvc_data.load(recipe, overrides)
     training = records.load(TrainingResult, root / "metrics" / "training.json")
@@ -113,12 +90,12 @@ def _evaluate(
     settings: config.Settings, prepared: records.PreparedDataset, training: TrainingResult, root: Path
 ) -> None:
     folder = root / "metrics"
-    run = runs.find_run(training.run_id)
-    runs.refuse_pruned(run)
+    run = entries.find_run(training.run_id)
+    outcome.refuse_pruned(run)
     evaluation = client.evaluate(settings, prepared, training, run)
     records.save(evaluation, folder / "evaluation.json")
-    reports.metrics_table(evaluation, folder / "test.json")
-    reports.predictions_table(evaluation, folder / "predictions.csv")
+    metrics_table(evaluation, folder / "test.json")
+    predictions_table(evaluation, folder / "predictions.csv")
     drawn = "confusion_matrix.png" if evaluation.confusion_matrix else "predictions.png"
     for picture, name in ((drawn, "predictions.png"), ("learning_curve.png", "learning_curve.png")):
         shutil.copyfile(root / run.folder / "report" / picture, folder / name)
@@ -126,10 +103,10 @@ def _evaluate(
 
 @contextlib.contextmanager
 def runs_of_the_project(root: Path) -> Iterator[None]:
-    """Within the block, let mlruns/ be the project's where DVC works in a copy of the project.
+    """Within the block, use the project's mlruns/ even if DVC works in a copy of the project.
 
-    `dvc exp run --temp` and the workers of DVC's queue make a copy in .dvc/tmp/exps/, and remove it at the end. What a
-    run leaves would go with it: its checkpoints, its models, and the MLflow store that knows of them.
+    `dvc exp run --temp` and the workers of DVC's queue copy the project to .dvc/tmp/exps/, and remove the copy at the
+    end. The run's checkpoints and models, and the MLflow store that lists them, would be removed with it.
     """
     project = next((copy.parents[3] for copy in (root, *root.parents) if copy.parts[-4:-1] == COPIES), None)
     if project is None or not (project / "params.yaml").is_file() or (root / "mlruns").is_symlink():
@@ -143,6 +120,6 @@ def runs_of_the_project(root: Path) -> Iterator[None]:
         own.symlink_to(project / "mlruns")
         yield
     finally:
-        # As git knows it: DVC commits what changed in the copy as the experiment.
+        # Restore the folder that git tracks: DVC commits the changes of the copy as the experiment.
         own.unlink(missing_ok=True)
         aside.rename(own)

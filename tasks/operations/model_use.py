@@ -3,21 +3,19 @@
 import contextlib
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tasks import records
-from tasks.process import child
-from tasks.records import Predicted, PredictionRequest, Serving, ServingRequest
+from tasks.process import child, stages
+from tasks.records import Predicted, PredictionRequest
 from tasks.system import errors, files, temporary
 from tasks.system.errors import StratagemError, UserError
 from tasks.tracking import trained_models
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet", ".html": "html"}
-"""Of files, by how their names end."""
+"""The format of a file by its extension."""
 STREAMED = ("csv", "jsonl")
-"""That standard output takes."""
+"""The formats for standard output."""
 
 
 def predict(
@@ -35,14 +33,14 @@ def predict(
 
     Args:
         inputs: files and folders; ``-`` is standard input, which is also the default unless it is a terminal.
-        model: see ``trained_models.find_trained_model``; None is the only champion.
+        model: see ``raw_model.load``; None is the only champion.
         output: the file for the predictions, which is written completely or not at all.
         format: a key of ``prediction_files.WRITERS``, for the output or for standard output.
         force: replace an existing output.
         top_k: number of classes in each prediction.
         probabilities: include the probabilities of all classes.
-        batch_size: examples that are computed at once; None chooses it by the memory.
-        encoding: of text files.
+        batch_size: number of examples in a batch; None chooses it by the memory.
+        encoding: the encoding of text files.
 
     Raises:
         UserError: names the option that cannot be used.
@@ -51,15 +49,17 @@ def predict(
     chosen = _format_of(output, format)
     inputs = _check_inputs(inputs)
     _check_encoding(encoding)
-    reference = model or trained_models.only_champion()
-    trained_models.find_trained_model(reference)  # Refused before a framework is imported.
+    trained_models.check_reference(model)
     with contextlib.ExitStack() as stack:
+        partial = None if output is None else stack.enter_context(files.replacing(output.absolute()))
+        if partial is not None:
+            temporary.note(partial)
         request = PredictionRequest(
-            model=_absolute(reference),
+            model=_absolute(model),
             inputs=tuple(inputs),
             folder=str(Path.cwd()),
             stdin=os.dup(0) if "-" in inputs else None,
-            to=None if output is None else str(stack.enter_context(files.replacing(output.absolute()))),
+            to=None if partial is None else str(partial),
             stdout=os.dup(1) if output is None and format is not None else None,
             format=chosen,
             top_k=top_k,
@@ -67,55 +67,36 @@ def predict(
             batch_size=batch_size,
             encoding=encoding,
         )
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=temporary.folder())))
-        path = records.save(request, folder / "request.json")
-        handed = [one for one in (request.stdin, request.stdout) if one is not None]
-        for descriptor in handed:
-            stack.callback(os.close, descriptor)
-        with _explaining(output):
-            out = child.run_stage("predict", str(path), pass_fds=handed)
-    return Predicted.model_validate_json(out.splitlines()[-1]).model_copy(update={"output": output and str(output)})
+        for descriptor in (request.stdin, request.stdout):
+            if descriptor is not None:
+                os.set_inheritable(descriptor, True)
+                stack.callback(os.close, descriptor)
+        done = stages.predict(request=request)
+    return done.model_copy(update={"output": output and str(output)})
 
 
-def serve(model: str | None, port: int, poll_seconds: float, key: str, tell: Callable[[Serving], object]) -> None:
+def serve(model: str | None, port: int, poll_seconds: float, key: str, tell: Callable[[str, int], object]) -> None:
     """Serve a trained model until this process is interrupted; see ``tasks/serving/server.py``.
 
     Args:
-        model: see ``trained_models.find_trained_model``; None is the only champion.
+        model: see ``raw_model.load``; None is the only champion.
         port: on 127.0.0.1; 0 is any free one.
-        poll_seconds: how often the alias is looked up.
+        poll_seconds: the seconds between two look-ups of the alias.
         key: ``user:password`` that clients must send.
-        tell: called when the server answers.
+        tell: called with the model's name and the port once the server answers.
 
     Raises:
-        UserError: no such model, or the port is taken.
-        StratagemError: the server ended by itself.
+        UserError: the model does not exist, or the port is taken.
+        StratagemError: the server ended unexpectedly.
     """
-    reference = model or trained_models.only_champion()
-    trained_models.find_trained_model(reference)  # Refused before a framework is imported.
-    with tempfile.TemporaryDirectory(dir=temporary.folder()) as folder:
-        request = ServingRequest(model=_absolute(reference), port=port, poll_seconds=poll_seconds)
-        path = records.save(request, Path(folder) / "request.json")
-        with child.serving("serve_model", str(path), environment={"STRATAGEM_KEY": key}) as process:
-            if line := process.output.readline():
-                tell(Serving.model_validate_json(line))
-            code = process.wait()
-    raise StratagemError(f"the server of the model ended by itself, with {code}")
+    trained_models.check_reference(model)
+    given = {"model": _absolute(model), "port": port, "poll_seconds": poll_seconds}
+    child.call(stages.serve_model, given, lambda said: tell(said["model"], said["port"]), key)
+    raise StratagemError("the server of the model ended unexpectedly")
 
 
-def _absolute(reference: str) -> str:
-    return os.path.abspath(os.path.expanduser(reference)) if reference.endswith(".keras") else reference
-
-
-@contextlib.contextmanager
-def _explaining(output: Path | None) -> Iterator[None]:
-    """Turn an error of the output file into one message."""
-    try:
-        yield
-    except OSError as error:
-        if output is None:
-            raise
-        raise files.unwritable(output, error) from None
+def _absolute(reference: str | None) -> str | None:
+    return os.path.abspath(os.path.expanduser(reference)) if reference and reference.endswith(".keras") else reference
 
 
 def _format_of(output: Path | None, format: str | None) -> str:
@@ -124,13 +105,13 @@ def _format_of(output: Path | None, format: str | None) -> str:
         raise UserError(errors.one_of("--format", format, known))
     if output is None:
         if format not in (None, *STREAMED):
-            raise UserError(f"--format {format} is written to a file alone: give --output FILE.{format}")
+            raise UserError(f"--format {format} needs a file: give --output FILE.{format}")
         return format or "jsonl"
     found = format or FORMATS.get(output.suffix.lower())
     if found is None:
         raise UserError(
-            f"--output {errors.cut(str(output))}: how its name ends says no format. Allowed: {', '.join(FORMATS)}; or "
-            "give --format"
+            f"--output {errors.cut(str(output))}: unknown file extension. Allowed: {', '.join(FORMATS)}; or give "
+            "--format"
         )
     return found
 
@@ -143,13 +124,11 @@ def _check_output(output: Path | None, force: bool) -> None:
     if os.path.isdir(place):
         raise UserError(f"{named} is a folder: give a file, such as {output / 'predictions.csv'}")
     if not os.path.isdir(folder):
-        raise UserError(f"{named}: there is no folder {errors.cut(str(output.parent))}: make it first")
+        raise UserError(f"{named}: the folder {errors.cut(str(output.parent))} does not exist: create it first")
     if os.path.exists(place) and not os.path.isfile(place):  # --force would put a file in the place of /dev/null.
         raise UserError(f"{named} is not a file: give one, or --format jsonl or csv for standard output")
     if os.path.lexists(place) and not force:
-        raise UserError(f"{named} is there already: give another file, or --force to replace it")
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"{named}: {folder} cannot be written. Check its permissions")
+        raise UserError(f"{named} exists already: give another file, or --force to replace it")
 
 
 def _check_inputs(inputs: Sequence[str]) -> Sequence[str]:
@@ -159,16 +138,8 @@ def _check_inputs(inputs: Sequence[str]) -> Sequence[str]:
         return ("-",)
     for name in inputs:
         named = f"'{errors.cut(name)}'"
-        if any("\udc80" <= sign <= "\udcff" for sign in name):
-            raise UserError(f"{name!a}: its name is not UTF-8: rename it, or give the folder that it lies in")
         if name != "-" and not os.path.exists(name):
             raise UserError(f"{named}: no such file or folder")
-        if name != "-" and not (os.path.isfile(name) or os.path.isdir(name)):
-            raise UserError(f"{named} is neither a file nor a folder; what a pipe gives is read as standard input: -")
-        if name != "-" and not os.access(name, os.R_OK):
-            raise UserError(f"{named} cannot be read. Check its permissions")
-    if inputs.count("-") > 1:
-        raise UserError("- is there twice, and there is one standard input")
     return inputs
 
 

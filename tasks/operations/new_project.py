@@ -1,6 +1,6 @@
-"""`stratagem init`: makes a project with settings, recipes, the pipelines of DVC and Prefect, and the dataset digits.
+"""`stratagem init`: creates a project with settings, recipes, the pipelines of DVC and Prefect, and the dataset digits.
 
-The code stays where it is installed.
+The project uses the installed code.
 """
 
 import os
@@ -24,68 +24,66 @@ __pycache__/
 /mlruns/*
 !/mlruns/.gitkeep
 /dvc_plots/
+# Of plain DVC, in the folder where it runs, as long as .dvc/config.local names no other.
+.dvc_site/
 """
 # As in a checkout.
 DVC = {
-    ".dvc/config": "[core]\n    analytics = false\n    autostage = false\n",
+    ".dvc/config": "[core]\n    analytics = false\n    autostage = false\n    site_cache_dir = .dvc_site\n",
     ".dvc/.gitignore": "/config.local\n/tmp\n/cache\n/site\n",
     ".dvcignore": (
         "# Folders that DVC need not look through for dvc.yaml files, and what must not change a dependency.\n"
-        ".venv\nmlruns\n__pycache__\n"
+        ".venv\nmlruns\n__pycache__\n.dvc_site\n"
     ),
 }
 ONLY_IN_A_CHECKOUT = ("      - requirements.lock\n", "      - tasks\n")
-"""Dependencies of the stages in a checkout's dvc.yaml."""
-GIT = ".git"
+"""Dependencies of the stages that only a checkout's dvc.yaml has."""
 
 
 def make(folder: Path, git: bool | None = None, only_look: bool = False) -> NewProject:
-    """Make a project in a new folder, or in one that has none of its files: all of it, or nothing.
+    """Create a project in a new folder, or in an existing one that has none of the project's files.
 
     Args:
-        folder: new or existing.
-        git: also make a git repository; None makes one unless the folder is in one.
-        only_look: return what would be made, and leave nothing behind.
+        folder: the project's folder, new or existing.
+        git: also create a git repository; None creates one unless the folder is in a repository.
+        only_look: return what would be created, and leave nothing behind.
 
     Raises:
-        UserError: the folder is in a project, is a file, has files that would be overwritten, or cannot be written.
+        UserError: the folder is in a project, is a file, has files of the same names, or cannot be written.
     """
     folder = Path(os.path.abspath(folder))
     try:
         _refuse(folder)
         if git is None:
             git = pygit2.discover_repository(str(folder if folder.exists() else folder.parent)) is None
-        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as error:
-        raise files.unwritable(folder, error) from None
-    try:
-        _write(made)
-        parts = sorted(path.relative_to(made) for path in made.rglob("*") if path.is_file())
-        if there := [str(part) for part in parts if _is_taken(folder, part)]:
-            raise UserError(
-                f"{folder} holds {listed(there, 5)}, which a new project would overwrite: move that away, or give "
-                "another folder"
-            )
+        git = git and not os.path.lexists(folder / ".git")
+        with tempfile.TemporaryDirectory() as made:
+            _write(Path(made))
+            parts = sorted(path.relative_to(made) for path in Path(made).rglob("*") if path.is_file())
+            if there := [str(part) for part in parts if _is_taken(folder, part)]:
+                raise UserError(
+                    f"{folder} contains {listed(there, 5)}, which a new project would overwrite: move them away, or "
+                    "give another folder"
+                )
+            for part in parts if not only_look else ():
+                (folder / part).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(Path(made, part), folder / part)
         if git and not only_look:
-            pygit2.init_repository(str(made))
-        if not only_look:
-            _move(made, folder, [*parts, *([Path(GIT)] if git else [])])
+            pygit2.init_repository(str(folder))
     except OSError as error:
         raise files.unwritable(folder, error) from None
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
     return NewProject(folder=str(folder), files=tuple(map(str, parts)), git=git)
 
 
 def _refuse(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file: give the folder that the project is to be made in")
+        raise UserError(f"{folder} is a file: give a folder for the project")
     if not folder.parent.is_dir():
-        raise UserError(f"{folder}: there is no folder {folder.parent}: make it first")
+        raise UserError(f"{folder}: the folder {folder.parent} does not exist: create it first")
     for above in (folder, *folder.parents):
         if (above / "params.yaml").is_file() and (above / ".dvc").is_dir():
-            where = "is a project already" if above == folder else f"is in the project {above}"
-            raise UserError(f"{folder} {where}: give a folder that is in none")
+            where = "is already a project" if above == folder else f"is in the project {above}"
+            raise UserError(f"{folder} {where}: give a folder outside of any project")
 
 
 def _write(folder: Path) -> None:
@@ -96,12 +94,12 @@ def _write(folder: Path) -> None:
         *code.glob("recipes/**/*.yaml")
     ]:
         texts[file.relative_to(code).as_posix()] = file.read_text(encoding="utf-8")
-    # These lines point to files that the project does not have.
+    # These lines refer to files that the project does not have.
     texts["params.yaml"] = re.sub(r"(?m)^#.* tasks/.*\n", "", texts["params.yaml"])
     texts["dvc.yaml"] = texts["dvc.yaml"].replace("python -m tasks", dataset_folder.INSTALLED_COMMAND)
     for line in ONLY_IN_A_CHECKOUT:
         texts["dvc.yaml"] = texts["dvc.yaml"].replace(line, "")
-    # A flow by its module: the project does not have its file.
+    # Name a flow by its module, because the project does not have its file.
     texts["prefect.yaml"] = re.sub(r"flows/(\w+)\.py:(\w+)", r"flows.\1.\2", texts["prefect.yaml"])
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -113,23 +111,3 @@ def _is_taken(folder: Path, part: Path) -> bool:
     """Return whether the file exists, or one of its folders is a file."""
     above = [folder / one for one in part.parents]
     return os.path.lexists(folder / part) or any(os.path.lexists(one) and not one.is_dir() for one in above)
-
-
-def _move(made: Path, folder: Path, parts: list[Path]) -> None:
-    """Move a project to its place: a new folder at once, otherwise file by file, the settings last."""
-    if not folder.exists():
-        made.rename(folder)
-        return
-    moved: list[Path] = []
-    try:
-        for part in sorted(parts, key=lambda part: (part == Path("params.yaml"), part)):
-            moved += [above for above in (folder / part).parents if not above.exists()]
-            (folder / part).parent.mkdir(parents=True, exist_ok=True)
-            (made / part).rename(folder / part)
-            moved.append(folder / part)
-    except BaseException:
-        if folder / GIT in moved:
-            moved.remove(folder / GIT)
-            shutil.rmtree(folder / GIT)
-        dataset_folder.take_away(moved)
-        raise

@@ -1,7 +1,6 @@
-"""A run from its start to its end: start or resume, train, join a cluster, register; and what a command asks of MLflow,
-which a child process imports."""
+"""The steps of a run: plan, start or resume, train, join a cluster; and commands that use MLflow, which only a child
+process imports."""
 
-import contextlib
 import os
 import re
 import sys
@@ -10,104 +9,133 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from tasks import config, records, runs
+from tasks import config, records
 from tasks.operations import dvc_data, preconditions
 from tasks.process import client, stages
-from tasks.process.child import run_stage
-from tasks.records import PreparedDataset, Record, Run, RunSummary, TrainingResult
-from tasks.runs import lineage, remote
+from tasks.records import PreparedDataset, Record, RegisteredModel, Run, RunSummary, TrainingResult
+from tasks.runs import entries, lineage, listing, locks, outcome, remote, resume
 from tasks.strategies import engines
-from tasks.system import errors, files, network
+from tasks.system import errors, files, network, temporary
 from tasks.system.errors import StratagemError, UserError
-from tasks.tracking import trained_models
 
 R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """Which run to resume, if any."""
+    """Which run to resume, if any; by default the newest unfinished one that matches."""
 
     run: str | None = None
     """An id, or ``latest`` on the dataset; None is the newest unfinished run with the same settings, data and code."""
     allow_changes: bool = False
-    """Resume ``run`` even where settings or data make it another training."""
+    """Resume ``run`` even if changed settings or data make it another training."""
     fresh: bool = False
-    """Resume none."""
+    """Start a new run."""
 
 
-def start_or_resume(
-    settings: config.Settings,
-    prepared: PreparedDataset,
-    run_lock: runs.RunLock,
-    resumption: Resumption,
-    flow_run_id: str | None = None,
-) -> Run:
-    """Start a run, or resume an unfinished one.
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run does once its data are prepared: `--dry-run` prints it."""
 
-    Args:
-        settings: of the run.
-        prepared: its data.
-        run_lock: this process's lock on runs with these settings, and on the one that is named.
-        resumption: which run to resume.
-        flow_run_id: the run of Prefect's flow.
+    settings: config.Settings
+    prepared: PreparedDataset
+    resumption: Resumption
+    resumed: Run | None = None
+    """The run to resume; None starts a new one."""
+    note: str | None = None
+    """A remark for the user about that choice."""
+    unchanged: RunSummary | None = None
+    """With `--if-changed`: a finished run with the same data, settings and code, which makes a training needless."""
+
+
+def plan(
+    settings: config.Settings, prepared: PreparedDataset, resumption: Resumption, if_changed: bool = False
+) -> RunPlan:
+    """Return what a run does on prepared data: whether it trains, and which run it resumes.
 
     Raises:
-        UserError: the training is refused, or the named run cannot be resumed.
+        UserError: the run to resume does not exist.
     """
-    runs.remove_leftovers(run_lock.holder.key)
-    unfinished = None
-    if resumption.run is None and not resumption.fresh:
-        traced = lineage.collect(settings, prepared.data_version)
-        unfinished = runs.find_unfinished(settings, traced)
-        if unfinished is None and (why := runs.why_not_resumed(settings, traced)):
-            print(why, file=sys.stderr)
-    resumed = unfinished or runs.find_named(settings, resumption.run)
+    if if_changed and (same := unchanged(settings, prepared)):
+        return RunPlan(settings, prepared, resumption, unchanged=same)
+    if resumption.run is not None:
+        named = entries.resolve(resumption.run, settings.dataset.name)
+        return RunPlan(settings, prepared, resumption, named)
+    if resumption.fresh:
+        return RunPlan(settings, prepared, resumption)
+    traced = lineage.collect(settings, prepared.data_version)
+    if (unfinished := entries.find_unfinished(settings, traced)) is None:
+        return RunPlan(settings, prepared, resumption, note=resume.why_not_resumed(settings, traced))
+    changed = resume.changes_without_result(settings, unfinished)
+    note = f"resuming run {unfinished.run_id}, which is unfinished{changed}; --fresh starts a new one"
+    return RunPlan(settings, prepared, resumption, unfinished, note)
+
+
+def plan_ahead(
+    recipe: config.Recipe, overrides: Sequence[str], resumption: Resumption, if_changed: bool = False
+) -> RunPlan | None:
+    """Return the plan of a run, and start nothing; None if its data must be prepared first."""
+    prepared = dvc_data.load_up_to_date(config.load(recipe, overrides).dataset.name)
+    if prepared is None:
+        return None
+    return plan(config.load(recipe, overrides, prepared=prepared), prepared, resumption, if_changed)
+
+
+def start_or_resume(planned: RunPlan, run_lock: locks.RunLock, flow_run_id: str | None = None) -> Run:
+    """Start or resume the run of a plan.
+
+    Args:
+        planned: the plan.
+        run_lock: this process's lock on runs with these settings, and on the run to resume.
+        flow_run_id: the id of Prefect's flow run.
+
+    Raises:
+        UserError: the settings cannot be trained, or the run cannot be resumed.
+    """
+    locks.remove_leftovers(run_lock.holder.key)
+    settings, prepared, resumed = planned.settings, planned.prepared, planned.resumed
+    if resumed is not None:
+        remote.check_still_ours(resumed, settings.checkpoint.remote)
+    if planned.note is not None:
+        print(planned.note, file=sys.stderr)
     if resumed is None:
         run = stages.start_run(settings, prepared=prepared, flow_run_id=flow_run_id)
     else:
-        run_id = resumed.run_id
-        remote.check_still_ours(resumed, settings.checkpoint.remote)
-        if unfinished is not None:
-            changed = runs.changes_without_result(settings, unfinished)
-            print(f"resuming run {run_id}, which is unfinished{changed}; --fresh starts a new one", file=sys.stderr)
+        allowed = planned.resumption.allow_changes
         run = stages.resume_run(
-            settings, prepared=prepared, run_id=run_id, flow_run_id=flow_run_id, allow_changes=resumption.allow_changes
+            settings, prepared=prepared, run_id=resumed.run_id, flow_run_id=flow_run_id, allow_changes=allowed
         )
     run_lock.note(run_id=run.run_id)
     return run
 
 
 def start_or_resume_comparison(
-    settings: config.Settings, prepared: PreparedDataset, run_lock: runs.RunLock, fresh: bool, flow_run_id: str | None
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    run_lock: locks.RunLock,
+    unfinished: Run | None,
+    flow_run_id: str | None,
 ) -> tuple[Run, records.ComparisonProgress]:
-    """Start the run of a comparison, or resume an unfinished one of the same rows, data and code; also return what that
-    one has measured.
+    """Start the run of a comparison, or resume an unfinished one; return it and its measurements so far.
 
     Args:
-        settings: of the first row that can be trained.
+        settings: the settings of the first row that can be trained.
         prepared: its data.
         run_lock: this process's lock on the comparison.
-        fresh: always start a new one.
-        flow_run_id: the run of Prefect's flow.
+        unfinished: the comparison to resume; None starts a new one.
+        flow_run_id: the id of Prefect's flow run.
     """
-    key, unfinished, why = run_lock.holder.key, None, None
-    if not fresh:
-        wanted = lineage.collect(settings, prepared.data_version)
-        unfinished, why = runs.find_unfinished_comparison(key, prepared.name, wanted)
+    key = run_lock.holder.key
     if unfinished is None:
-        if why is not None:
-            print(why, file=sys.stderr)
         run = stages.start_comparison(settings, prepared=prepared, key=key, flow_run_id=flow_run_id)
-        progress = records.ComparisonProgress(sitting=1, rows=())
+        progress = records.ComparisonProgress(rows=())
     else:
         run = stages.resume_parent(settings, prepared=prepared, run=unfinished, flow_run_id=flow_run_id)
-        progress = runs.load_progress(run)
-        progress = progress.model_copy(update={"sitting": progress.sitting + 1})
+        progress = resume.load_progress(run)
         kept = len(progress.rows)
         print(
-            f"comparison {run.run_id} is unfinished and goes on: {kept} training{'s' * (kept > 1)} that it has "
-            f"measured {'are' if kept > 1 else 'is'} kept; --fresh starts a new one",
+            f"resuming comparison {run.run_id}, which is unfinished: {kept} measured training{'s' * (kept > 1)} "
+            f"{'are' if kept > 1 else 'is'} kept; --fresh starts a new one",
             file=sys.stderr,
         )
     run_lock.note(run_id=run.run_id)
@@ -115,9 +143,9 @@ def start_or_resume_comparison(
 
 
 def end_failed(settings: config.Settings, run: Run, error: BaseException) -> None:
-    """End the MLflow run as failed, or as killed if it was interrupted.
+    """End the MLflow run as failed, or as killed after an interruption.
 
-    A failure to do so is printed, not raised: the user needs to see ``error``.
+    Print a failure to do so instead of raising it: the user needs to see ``error``.
     """
     killed = isinstance(error, errors.Interrupted) or not isinstance(error, Exception)
     status: Literal["KILLED", "FAILED"] = "KILLED" if killed else "FAILED"
@@ -133,20 +161,20 @@ def earlier_result(settings: config.Settings, run: Run, record_type: type[R]) ->
     In a cluster that someone else started, the other members wait for a training and an evaluation: the chief trains
     for no steps and evaluates again, so this returns None.
     """
-    return None if in_foreign_cluster(settings) else runs.load_result(run, record_type)
+    return None if engines.is_foreign(settings.strategy.cluster) else outcome.load(run, record_type)
 
 
 def train_alone(settings: config.Settings, prepared: PreparedDataset, resumption: Resumption) -> TrainingResult:
-    """Train as a run of its own, without Prefect; see ``start_or_resume``.
+    """Start or resume a run without Prefect, and train; see ``start_or_resume``.
 
     Raises:
-        UserError: another process does the same, or the training is refused.
-        Interrupted: the training was told to stop.
-        StratagemError: it failed.
+        UserError: another process trains with these settings, or the settings cannot be trained.
+        Interrupted: Ctrl-C or SIGTERM stopped the training.
+        StratagemError: the training failed.
     """
     preconditions.check_remote(settings, resumption.run)
-    with runs.lock_run(settings, resumption.run) as run_lock:
-        run = start_or_resume(settings, prepared, run_lock, resumption)
+    with locks.lock_run(settings, resumption.run) as run_lock:
+        run = start_or_resume(plan(settings, prepared, resumption), run_lock)
         try:
             result = earlier_result(settings, run, TrainingResult)
             if result is None:
@@ -159,61 +187,85 @@ def train_alone(settings: config.Settings, prepared: PreparedDataset, resumption
 
 
 def reconcile() -> list[records.Ended]:
-    """End the runs of processes that died, in MLflow and in mlruns/, and remove half-written files that they left.
+    """End the runs of processes that died, in MLflow and in mlruns/, and remove their half-written files.
 
     Raises:
         StratagemError: the store cannot be used, or does not answer.
     """
-    removed = [path.relative_to(config.project_root()) for path in runs.remove_leftovers()]
-    ended = run_stage("reconcile")
-    copied, kept = remote.deliver_kept()
-    for line in kept:
-        print(line, file=sys.stderr)
+    root, left = config.project_root(), [*temporary.remove_leftovers(), *locks.remove_leftovers()]
+    removed = [path.relative_to(root) if path.is_relative_to(root) else path for path in left]
+    ended = stages.reconcile()
     return [
         *(records.Ended(what=str(path), status="removed", reason="it was half-written") for path in removed),
-        *(records.Ended.model_validate_json(line) for line in ended.splitlines()),
-        *copied,
+        *ended,
+        *remote.deliver_kept(),
     ]
 
 
-def registered_versions() -> list[records.ModelVersion]:
-    """Return all versions in MLflow's registry.
+def register(
+    settings: config.Settings, prepared: PreparedDataset, run: Run, training: TrainingResult, force: bool = False
+) -> RegisteredModel:
+    """Register the model of an evaluated run, and write the run's report again.
 
     Raises:
-        StratagemError: the store cannot be used, or does not answer.
+        UserError: the run was not evaluated, or another process uses it.
+        StratagemError: the model cannot be registered.
     """
-    return [records.ModelVersion.model_validate_json(line) for line in run_stage("versions").splitlines()]
+    evaluation = outcome.load_evaluation(run)
+    with locks.lock(run.key, f"run {run.run_id}"):
+        registered = stages.register(
+            settings, prepared=prepared, training=training, evaluation=evaluation, run=run, force=force
+        )
+        client.write_report(settings, run)
+    return registered
 
 
-def sync(to: str | None, folder: Path | None) -> records.Sync:
-    """Copy the runs of this project, or of another machine's mlruns/, to an MLflow store.
+def sync(to: str | None) -> records.Sync:
+    """Copy the runs of this project to an MLflow store; register the models of runs that ended while it was away.
 
     Args:
         to: its address; None is MLFLOW_TRACKING_URI.
-        folder: the mlruns/ of another machine.
 
     Raises:
-        UserError: there is no such store or folder.
+        UserError: the store does not exist.
         StratagemError: the store cannot be used, or stopped answering.
     """
     uri = _check_store(to)
-    given = [str(folder.absolute())] if folder is not None else []
-    out = run_stage("sync", *given, environment={"MLFLOW_TRACKING_URI": uri})
-    return records.Sync.model_validate_json(out.splitlines()[-1])
+    done = stages.sync(to=uri)
+    os.environ["MLFLOW_TRACKING_URI"] = uri  # For the stage process.
+    return done.model_copy(update={"runs": tuple(map(_with_version, done.runs))})
+
+
+def _with_version(synced: records.Synced) -> records.Synced:
+    """Register a run's model if the store did not answer before; return the run's delivery with its versions."""
+    run = entries.look_up(synced.run_id)
+    before = None if run is None or synced.outcome == "left out" else outcome.load(run, RegisteredModel)
+    if run is None or before is None or not before.waits:
+        return synced
+    try:
+        settings, prepared, training = _load_trained(run)
+        registered = register(settings, prepared, run, training)
+        version, reason = registered.model_version, registered.reason
+    except StratagemError as error:
+        version, reason = None, str(error)
+    made = () if version is None else (f"{before.model_name}/{version}",)
+    told = f"registered as {made[0]}" if made else f"not registered: {reason}"
+    print(f"run {synced.run_id[:8]}, {synced.name}: {told}", file=sys.stderr, flush=True)
+    return synced.model_copy(update={"versions": made, "reason": reason})
 
 
 def _check_store(to: str | None) -> str:
-    """Return the address of the other store, unless it is none or does not answer."""
+    """Return the address of the other store; refuse one that cannot be used or does not answer."""
     uri = to if to is not None else os.environ.get("MLFLOW_TRACKING_URI", "")
     what = f"--to {uri}" if to is not None else f"MLFLOW_TRACKING_URI = {uri}"
     if not uri:
-        raise UserError("where to? Give --to http://HOST:PORT, or set MLFLOW_TRACKING_URI")
+        raise UserError("--to is missing: give --to http://HOST:PORT, or set MLFLOW_TRACKING_URI")
     if not uri.startswith(("http://", "https://", "sqlite:///")):
-        raise UserError(f"{what}: is not a store that runs can be brought to. Give http://HOST:PORT or sqlite:///FILE")
+        raise UserError(f"{what}: runs cannot be copied to such a store. Give http://HOST:PORT or sqlite:///FILE")
     if network.without_userinfo(uri) != uri:
         raise UserError(
-            "--to: a password in a command can be read by every user of this machine. Set MLFLOW_TRACKING_USERNAME and "
-            "MLFLOW_TRACKING_PASSWORD, and leave it out"
+            "--to: every user of this machine can read a password in a command. Leave it out, and set "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         )
     health = f"{uri.rstrip('/')}/health"
     if uri.startswith("http") and (reason := network.unreachable_reason(health, (5, 30))) is not None:
@@ -226,10 +278,10 @@ def _check_store(to: str | None) -> str:
 def lower_is_better(metric: str) -> bool:
     """Return whether lower values of a metric such as ``test/loss`` are better; False if it is not a metric.
 
-    For a metric of the user's own the records of runs say it, because only stage processes import the user's code.
+    For the user's own metrics, the runs' records answer this, because only stage processes import the user's code.
     """
     if ":" in metric:
-        return runs.lower_is_better(metric)
+        return listing.lower_is_better(metric)
     name = metric.rpartition("/")[2]
     if name not in ("loss", *config.names_of("modeling/metrics")) and config.top_k_of(name) is None:
         return False
@@ -242,94 +294,66 @@ def write_report(name: str | None) -> Path:
     """Write the report of a run again; return its path.
 
     Args:
-        name: the run's id; None or ``latest`` is the newest on any dataset.
+        name: the run, see ``entries.resolve``; None is the newest on any dataset.
 
     Raises:
-        UserError: no such run, or one of its records cannot be read.
+        UserError: the run does not exist, or one of its records cannot be read.
     """
-    run = runs.newest(None) if name in (None, "latest") else runs.find_run(str(name))
-    run_stage("report", run.run_id)
+    run = entries.resolve(name or "latest")
+    stages.write_page(run=run)
     return config.project_root() / run.folder / "report" / "report.html"
 
 
-def rollback(model: str) -> records.RolledBack:
-    """Move the alias `champion` of a registered model back to its previous version, after loading that version.
+def join(recipe: config.Recipe, overrides: Sequence[str], as_run: bool = False) -> bool:
+    """Do a worker's part of a run: train, evaluate with ``as_run``, and wait until the chief ends.
 
-    Raises:
-        UserError: there is no such model or no previous champion, or that version cannot be loaded or no longer gives
-            the outputs that it gave when it was evaluated.
-        StratagemError: the store cannot be used, or does not answer.
-    """
-    trained_models.check_registered(model)  # Refused before a framework is imported.
-    return records.RolledBack.model_validate_json(run_stage("rollback", model).splitlines()[-1])
-
-
-def in_foreign_cluster(settings: config.Settings) -> bool:
-    """Return whether someone else starts the cluster and this command only joins it."""
-    cluster = settings.strategy.cluster
-    return cluster is not None and not engines.find_launcher(cluster).STARTS_ALL
-
-
-def member_name(settings: config.Settings) -> str | None:
-    """Return this process's name in a cluster that someone else started, such as ``worker 1``; None if it is the chief
-    or there is no such cluster, so that it runs the pipeline."""
-    member = engines.members(settings.strategy)[0]
-    return None if member.is_chief else member.name
-
-
-def join(recipe: str | None, overrides: Sequence[str], as_run: bool = False) -> bool:
-    """Run the part of a worker until the chief has trained, and with ``as_run`` evaluated.
-
-    Return False, without doing anything, if this process runs the pipeline: see ``member_name``.
+    Return False at once if this process runs the pipeline itself, as the chief or without a cluster.
 
     Args:
         recipe: the same as the chief's.
         overrides: the same as the chief's.
-        as_run: prepare the data first and evaluate after the training, as the chief does in `stratagem run`; without
-            it the data must be prepared.
+        as_run: prepare the data first and evaluate after the training, as `stratagem run` does; if False, the data must
+            be prepared already.
 
     Raises:
-        UserError: the settings, the data or TF_CONFIG cannot be used.
-        StratagemError: the training failed, or another member was lost.
+        UserError: the settings, the data or TF_CONFIG are wrong.
+        StratagemError: the training failed, or the cluster lost a member.
     """
     asked = config.load(recipe, overrides)
-    if member_name(asked) is None:
+    if engines.members(asked.strategy)[0].is_chief:
         return False
     if as_run:
         dvc_data.prepare_data(asked)
     settings, prepared = dvc_data.load(recipe, overrides)
     processes = client.start_processes(settings)
     name = processes.first.member.name
-    print(f"{name} joins the cluster; its log: {processes.group.logs}", file=sys.stderr)
+    print(f"{name} joins the cluster; its log: {processes.logs}", file=sys.stderr)
     cluster = settings.strategy.cluster
     if cluster is None or not cluster.chief_gives_work:
-        client.assist(settings, prepared, evaluates=as_run and settings.evaluate.has_runs_devices)
-    stays = cluster is not None and cluster.members_stay
-    if stays:
-        processes.stand_by()
+        client.assist(settings, prepared, evaluates=as_run and settings.evaluates_on_all_devices)
+    processes.stand_by()
     client.stop_processes()
-    chief = "has ended" if stays else "tells the result"
-    print(f"{name} has done its part; the chief {chief}", file=sys.stderr)
+    print(f"{name} has done its part; the chief has ended", file=sys.stderr)
     return True
 
 
 def load_training(
-    recipe: str | None, overrides: Sequence[str], run_id: str | None
+    recipe: config.Recipe, overrides: Sequence[str], run_id: str | None
 ) -> tuple[config.Settings, PreparedDataset, Run, TrainingResult]:
     """Return the settings, the data and the records of a trained run, for a later stage.
 
     The settings are those of the run, except that ``evaluate`` and ``register`` are today's.
 
     Args:
-        recipe: of today's settings.
-        overrides: of today's settings; these name the dataset when ``run_id`` is None.
+        recipe: today's recipe.
+        overrides: today's overrides; they name the dataset if ``run_id`` is None.
         run_id: the run; None is the newest on that dataset.
 
     Raises:
-        UserError: no such run, or it was not trained to its end, or was pruned.
+        UserError: the run does not exist, did not finish its training, or was pruned.
     """
     asked = config.load(recipe, overrides)
-    run = runs.newest(asked.dataset.name) if run_id is None else runs.resolve(run_id)
+    run = entries.newest(asked.dataset.name) if run_id is None else entries.resolve(run_id)
     _, prepared, training = _load_trained(run)
     now = config.load(recipe, overrides, prepared=prepared).to_json()
     trained = config.parse({**run.settings, "evaluate": now["evaluate"], "register": now["register"]})
@@ -337,59 +361,52 @@ def load_training(
 
 
 def _load_trained(run: Run) -> tuple[config.Settings, PreparedDataset, TrainingResult]:
-    runs.refuse_pruned(run)
-    training, settings = runs.load_training(run), config.parse(run.settings)
+    outcome.refuse_pruned(run)
+    training, settings = outcome.load_training(run), config.parse(run.settings)
     return settings, dvc_data.load_prepared(settings.dataset.name), training
 
 
 def find_model(name: str, checkpoint: str | None) -> tuple[config.Settings, PreparedDataset, Run, str]:
-    """Return the settings, the data and the record of a trained run, and which of its models is meant: ``latest`` or
+    """Return the settings, the data and the record of a trained run, and the model's checkpoint: ``latest`` or
     ``best``.
 
     Args:
-        name: the run's id, ``latest`` for the newest on any dataset, or the address of a model in MLflow.
+        name: the run's id, ``latest`` for the newest on any dataset, or the address of a registered model.
         checkpoint: ``latest`` or ``best``; None is the latest, or the one of MLflow's model.
 
     Raises:
-        UserError: no such run or model, the run was not trained to its end, or its models have changed since.
+        UserError: the run or model does not exist, the run did not finish its training, or its models have changed.
     """
     if checkpoint not in (None, "latest", "best"):
         raise UserError(errors.one_of("--checkpoint", checkpoint, ("latest", "best")))
     if not name.startswith("models:"):
-        run = runs.resolve(name)
+        run = entries.resolve(name)
         settings, prepared, _ = _load_trained(run)
         return settings, prepared, run, "best" if checkpoint == "best" else "latest"
     if checkpoint is not None:
-        raise UserError(f"{name} is one model of its run: leave --checkpoint out, or name the run")
-    found = stages.find_model(config.load(), uri=name)
-    if (logged := runs.look_up(found.run_id)) is None:
-        raise UserError(f"{name} is of run {found.run_id}, which is not in mlruns/ here: give the command where it is")
+        raise UserError(f"{name} is a single model: leave --checkpoint out, or give the run")
+    found = stages.find_version(config.load(), address=name)
+    if (logged := entries.look_up(found.run_id or "")) is None:
+        raise UserError(f"{name} belongs to run {found.run_id}, which is not in mlruns/: use the project of that run")
     settings, prepared, training = _load_trained(logged)
     root = config.project_root()
     for which, file in (("latest", root / training.final_model), ("best", root / training.best_model)):
-        if file.is_file() and files.digest(file) == found.keras_file_sha256:
+        if file.is_file() and files.digest(file) == found.tags.get("keras_file_sha256"):
             return settings, prepared, logged, which
     raise UserError(
-        f"{name} is a model of run {logged.run_id} that is not in the run's folder: it is damaged there, or the run "
-        "was resumed since then. Give the run in place of the model, to export what it has now"
+        f"{name} is a model of run {logged.run_id} that the run's folder no longer contains: its file was damaged, or "
+        "the run was resumed. Give the run instead of the model to export its current model"
     )
 
 
-def find_unchanged(recipe: str | None, overrides: Sequence[str]) -> RunSummary | None:
-    """Return what ``unchanged`` returns, if DVC finds the data up to date; imports neither Prefect nor a framework."""
-    prepared = dvc_data.load_up_to_date(config.load(recipe, overrides).dataset.name)
-    if prepared is None:
-        return None
-    return unchanged(config.load(recipe, overrides, prepared=prepared), prepared)
-
-
 def unchanged(settings: config.Settings, prepared: PreparedDataset) -> RunSummary | None:
-    """Return the newest finished run on this data with these settings and this code, or None."""
+    """Return the newest finished run with these data, these settings and this code; None if there is none."""
     if re.match("models:.*@", settings.model.initial or ""):
         return None  # The alias may have moved.
-    same = lineage.finished_run(prepared.name, lineage.collect(settings, prepared.data_version))
-    if same is not None:
-        with contextlib.suppress(UserError):  # Its record is gone, but its summary is enough.
-            if changed := runs.changes_without_result(settings, runs.find_run(same.run_id)):
-                print(f"run {same.run_id} has that result already, with other settings{changed}", file=sys.stderr)
+    found = entries.find_finished(prepared.name, lineage.collect(settings, prepared.data_version))
+    if found is None:
+        return None
+    run, same = found
+    if changed := resume.changes_without_result(settings, run):
+        print(f"run {same.run_id} already has the same result with other settings{changed}", file=sys.stderr)
     return same

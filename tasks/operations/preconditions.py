@@ -1,25 +1,25 @@
-"""What is refused before anything is started for a run: devices, a remote, a project's folder that cannot do."""
+"""Checks before a run starts: devices, the remote, the project's folder."""
 
 import importlib.util
 import os
 import tempfile
 
-from tasks import config, runs
-from tasks.runs import remote
+from tasks import config
+from tasks.runs import entries, outcome, remote
 from tasks.strategies import engines
 from tasks.system.errors import UserError
 
 NO_SIGNS = "?%[{}"
-"""MLflow ends a file's name at the first and takes the second for the start of a sign in an address, TFDS begins a
-pattern at the third, DVC names a value between the others."""
+"""MLflow cuts a file's name off at `?` and decodes `%` as in an address; `[` begins a pattern of TFDS, and DVC puts
+values between braces."""
 
 
 def check_devices(settings: config.Settings) -> None:
-    """Refuse what can be known without a framework, before anything is started for a run.
+    """Refuse a strategy that cannot work on this machine, before a run starts anything; no framework is imported.
 
     Raises:
-        UserError: no TPU, not enough GPUs, a TF_CONFIG that cannot be used, its port is taken, JAX is not installed, or
-            KERAS_BACKEND is another one than the strategy's; or there is no run ``model.initial``.
+        UserError: no TPU, not enough GPUs, TF_CONFIG is wrong or its port is taken, JAX is not installed, KERAS_BACKEND
+            contradicts the strategy, or the run ``model.initial`` does not exist.
     """
     section = settings.strategy
     present = os.environ.get("KERAS_BACKEND")
@@ -37,17 +37,16 @@ def check_devices(settings: config.Settings) -> None:
             "give strategy.kind=mirrored"
         )
     engines.check(section)
-    if settings.model.initial is not None and runs.is_id(settings.model.initial):
-        runs.refuse_pruned(runs.find_run(settings.model.initial))
+    if settings.model.initial is not None and entries.is_id(settings.model.initial):
+        outcome.refuse_pruned(entries.find_run(settings.model.initial))
 
 
 def check_remote(settings: config.Settings, resume: str | None = None) -> None:
-    """Refuse an address that a run cannot be copied to, before anything is started for it; bring the run that is to be
-    resumed from there, where it is not here.
+    """Check ``checkpoint.remote`` before a run starts anything; fetch the run to resume from there if mlruns/ lacks it.
 
     Raises:
-        UserError: names what is wrong with ``checkpoint.remote``; or there is no such run.
-        StratagemError: the run is not here, and the remote does not answer.
+        UserError: ``checkpoint.remote`` cannot be used, or the run does not exist.
+        StratagemError: mlruns/ lacks the run, and the remote does not answer.
     """
     if settings.checkpoint.remote is not None:
         remote.check(settings.checkpoint.remote)
@@ -55,7 +54,7 @@ def check_remote(settings: config.Settings, resume: str | None = None) -> None:
 
 
 def check_writable() -> None:
-    """Refuse a project folder that a run could not write to or find its files in, before anything starts.
+    """Refuse a project folder that is not writable or has a character in its path that breaks MLflow, TFDS or DVC.
 
     Raises:
         UserError: names the folder.
@@ -63,8 +62,8 @@ def check_writable() -> None:
     root = config.project_root()
     if sign := next((sign for sign in NO_SIGNS if sign in str(root.resolve())), None):
         raise UserError(
-            f"{root.resolve()} has '{sign}' in its path, which MLflow, TFDS or DVC take for something else than a "
-            "letter of a name: move the project to a folder without it"
+            f"{root.resolve()} has '{sign}' in its path, which MLflow, TFDS or DVC would misread: "
+            "move the project to a path without it"
         )
     for folder in (root / "data", root / "mlruns", root / ".dvc"):
         try:

@@ -1,101 +1,98 @@
-"""What a training would do on many machines, by arithmetic: how long a step takes, which part of it is the network's,
-how often to save, and how much of the time is left when machines fail.
+"""Predicts a training on many machines by arithmetic: the time of a step, the network's part of it, how often to save,
+and how much of the time counts if machines fail.
 
-A step is what a worker computes, and then a ring all-reduce of all gradients: 2(n-1) hops of 1/n of the bytes each
-(Thakur, Rabenseifner and Gropp 2005; Patarasuk and Yuan 2009). Nothing of it is taken to be hidden behind computing.
-Failures are as in Daly 2006 (Young 1974 is its first term): they come at random, and each costs a restart and what was
-trained since the last checkpoint.
+In each step, a worker first computes, and then a ring all-reduce sums all gradients: 2(n-1) hops of 1/n of the bytes
+each (Thakur, Rabenseifner and Gropp 2005; Patarasuk and Yuan 2009). The prediction hides no part of the sum behind the
+computation. Failures are as in Daly 2006 (Young 1974 is its first term): they come at random, and each costs a restart
+and the work since the last checkpoint.
 """
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tasks.records import ScalingPlan
 from tasks.system.errors import UserError
 
 BACKPROP_SHARE = 2 / 3
-"""Of the computing of a step; what a library that overlaps the two can hide the network behind."""
+"""The share of a step's computation behind which a library that overlaps the two can hide the network."""
 
-# Of TensorFlow's ring (ring_alg.cc): what is larger goes in two streams side by side.
+# Of TensorFlow's ring (ring_alg.cc): larger chunks are sent in two parallel streams.
 CHUNK_BYTES, MAX_STREAMS = 4 * 2**20, 2
 
-BITS = {"b": 1, "B": 8}
-PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+BITS_PER_SECOND = {
+    f"{prefix}{unit}": factor * bits
+    for prefix, factor in {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}.items()
+    for unit, bits in {"bps": 1, "bit": 1, "bit/s": 1, "b/s": 1, "B/s": 8}.items()
+}
 SECONDS = {
     "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0,
     "days": 86400.0, "y": 365.25 * 86400.0,
 }  # fmt: skip
 COUNTS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
-NUMBER = r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*"
+A_TIME = f"a time with its unit ({', '.join(SECONDS)}), such as"
+QUANTITIES: dict[str, tuple[Mapping[str, float], str]] = {
+    "--bandwidth": (
+        BITS_PER_SECOND, "bits per second, such as 25Gbps or 100Mbit/s, or bytes per second, such as 3GB/s",
+    ),
+    "--latency": (SECONDS, f"{A_TIME} 50us"),
+    "--step-seconds": (SECONDS, f"{A_TIME} 180ms; more than 0"),
+    "--parameters": (COUNTS, "a whole number above 0, such as 25600000 or 25.6M"),
+    "--mtbf": (SECONDS, f"{A_TIME} 30d; more than 0"),
+    "--restart": (SECONDS, f"{A_TIME} 2min"),
+    "--checkpoint": (SECONDS, f"{A_TIME} 1s; more than 0"),
+}  # fmt: skip
+"""The units of an option's value, and what is allowed."""
+MAY_BE_ZERO = ("--latency", "--restart")
 
 
 @dataclass(frozen=True)
 class Interconnect:
-    """What lies between the machines of a cluster."""
+    """The network between the machines of a cluster."""
 
     bandwidth: float
-    """Bits a second that each machine can send."""
+    """The bits per second that each machine can send."""
     latency_seconds: float
-    """Of a packet, one way."""
+    """The time of a packet, one way."""
 
 
 @dataclass(frozen=True)
 class AllReduce:
-    """How the sum of all gradients takes its time: factors of the terms of ``network_terms``."""
+    """How the sum of all gradients spends its time: factors of the terms of ``network_terms``."""
 
     bandwidth: float
     latency: float
-    """Of each hop."""
+    """Latencies per hop."""
     step_latency: float
-    """Of each step beside, however many workers there are."""
+    """Further latencies per step, for any number of workers."""
     seconds_a_hop: float
     window_bytes: float
-    """What a stream has under way at most: so much is sent in a round trip, however wide the network is."""
+    """The bytes that a stream sends in one round trip at most, however fast the network is."""
 
-    def send_seconds(self, workers: int, gradient_bytes: float, network: "Interconnect") -> tuple[float, float]:
-        """Return what sending takes by the bandwidth alone, and by the window alone."""
+    def send_seconds(self, workers: int, gradient_bytes: float, network: Interconnect) -> tuple[float, float]:
+        """Return the seconds of sending if only the bandwidth limits it, and if only the window does."""
         sent = 2 * (workers - 1) / workers * gradient_bytes
         streams = MAX_STREAMS if gradient_bytes / workers > CHUNK_BYTES else 1
         return sent * 8 / network.bandwidth, sent * 2 * network.latency_seconds / (streams * self.window_bytes)
-
-
-@dataclass(frozen=True)
-class Failures:
-    """What a long training pays for machines that fail."""
-
-    mtbf_seconds: float
-    """The mean time between failures of one machine."""
-    restart_seconds: float
-    """From a failure until the next step is trained."""
-    checkpoint_seconds: float
-    """What a training waits for one checkpoint."""
 
 
 TEXTBOOK = AllReduce(bandwidth=1.0, latency=1.0, step_latency=0.0, seconds_a_hop=0.0, window_bytes=math.inf)
 """A ring whose software costs nothing; NCCL comes near it."""
 # Fitted by `python -m benchmarks network` to every second point of benchmarks/network.csv; a test fits them again.
 FITTED = AllReduce(bandwidth=0.9915, latency=3.553, step_latency=5.996, seconds_a_hop=1.762e-3, window_bytes=158.9e3)
-"""TensorFlow's ring over gRPC: several collectives a step, each of whose hops is a round trip."""
+"""TensorFlow's ring over gRPC: several collectives per step, each of whose hops is a round trip."""
 FITTED_SPREAD = 0.173
-"""Nine of ten of the other points differ by less from what is predicted, as a share of the step."""
+"""Nine of ten of the other points differ from the prediction by a smaller share of the step."""
 FITTED_WORKERS = 4
-"""The most that were measured."""
+"""The largest measured number of workers."""
 TEXTBOOK_SPREAD = 1.0
-"""Of the network's part: half of the bandwidth, or twice."""
+"""Of the network's part: half of the bandwidth doubles it."""
 
 
 def network_terms(allreduce: AllReduce, workers: int, gradient_bytes: float, network: Interconnect) -> dict[str, float]:
-    """Return the seconds that the sum of all gradients takes in a step, by what takes them.
-
-    Args:
-        allreduce: how the ring is made.
-        workers: machines.
-        gradient_bytes: of one worker.
-        network: between them.
-    """
+    """Return the seconds that the sum of all gradients takes in a step, by their cause."""
     if workers == 1:
         return {"bandwidth": 0.0, "latency": 0.0, "software": 0.0}
     hops = 2 * (workers - 1)
@@ -112,12 +109,12 @@ def network_terms(allreduce: AllReduce, workers: int, gradient_bytes: float, net
 def step_seconds(
     allreduce: AllReduce, compute_seconds: float, workers: int, gradient_bytes: float, network: Interconnect
 ) -> float:
-    """Return the seconds of a step, in which the network waits until all is computed; see ``network_terms``."""
+    """Return the seconds of a step if the network waits for all of the computation; see ``network_terms``."""
     return compute_seconds + sum(network_terms(allreduce, workers, gradient_bytes, network).values())
 
 
 def hidden_step_seconds(compute_seconds: float, workers: int, gradient_bytes: float, network: Interconnect) -> float:
-    """Return the seconds of a step whose network works while the gradients are computed, as well as can be."""
+    """Return the seconds of a step if the network sums as many gradients as possible during the computation."""
     summing = sum(network_terms(TEXTBOOK, workers, gradient_bytes, network).values())
     return compute_seconds + max(0.0, summing - BACKPROP_SHARE * compute_seconds)
 
@@ -126,8 +123,8 @@ def best_interval_seconds(checkpoint_seconds: float, mtbf_seconds: float) -> flo
     """Return how long to train between two checkpoints (Daly 2006; Young 1974 has the square root alone).
 
     Args:
-        checkpoint_seconds: what one costs.
-        mtbf_seconds: of the whole cluster.
+        checkpoint_seconds: the cost of a checkpoint.
+        mtbf_seconds: the mean time between failures of the whole cluster.
     """
     if checkpoint_seconds >= 2 * mtbf_seconds:
         return mtbf_seconds
@@ -137,19 +134,19 @@ def best_interval_seconds(checkpoint_seconds: float, mtbf_seconds: float) -> flo
     )
 
 
-def goodput(interval_seconds: float, failures: Failures, workers: int) -> float:
+def goodput(interval_seconds: float, checkpoint_seconds: float, restart_seconds: float, mtbf_seconds: float) -> float:
     """Return the share of all time whose steps count in the end (Daly 2006).
 
     Args:
-        interval_seconds: between two checkpoints.
-        failures: of one machine.
-        workers: machines; the first that fails stops all.
+        interval_seconds: the time between two checkpoints.
+        checkpoint_seconds: the time that a training waits for a checkpoint.
+        restart_seconds: the time from a failure to the next step.
+        mtbf_seconds: the mean time between failures of the whole cluster: the first machine that fails stops all.
     """
-    mtbf = failures.mtbf_seconds / workers
-    exponent = (interval_seconds + failures.checkpoint_seconds) / mtbf
-    if exponent > 500 or failures.restart_seconds / mtbf > 500:
+    exponent = (interval_seconds + checkpoint_seconds) / mtbf_seconds
+    if exponent > 500 or restart_seconds / mtbf_seconds > 500:
         return 0.0
-    return interval_seconds / (mtbf * math.exp(failures.restart_seconds / mtbf) * math.expm1(exponent))
+    return interval_seconds / (mtbf_seconds * math.exp(restart_seconds / mtbf_seconds) * math.expm1(exponent))
 
 
 def plan(
@@ -161,37 +158,35 @@ def plan(
     parameters: int,
     examples_a_device: int,
     compute_seconds: Sequence[float],
-    failures: Failures | None,
+    mtbf_seconds: float | None = None,
+    restart_seconds: float = 0.0,
     interval_steps: int | None = None,
     interval_seconds: float | None = None,
     checkpoint_seconds: float | None = None,
 ) -> ScalingPlan:
-    """Return what a training would do.
+    """Return the prediction for a training.
 
-    The range of a goodput is what half and twice the time between failures give, which is rarely known better, and with
-    an interval in steps the range of the step, too; that of the checkpoints' share is the step's alone.
-
-    It takes eleven, each by its name: the facts that a prediction is made of, which a user gives one by one.
+    Each range has the values of the fastest and the slowest step and of half and twice the time between failures, which
+    is rarely known better.
 
     Args:
-        workers: machines.
-        devices: of each; they sum their gradients inside the machine, which counts as nothing.
+        workers: the number of machines.
+        devices: of each machine; they sum their gradients inside it, which counts as free.
         network: between the machines.
         communication: `ring` (gRPC) or `nccl`.
-        parameters: that are trained, in float32.
+        parameters: the number of trained parameters, in float32.
         examples_a_device: in a step.
-        compute_seconds: what a step took on one device, measured or given: the median counts, the range is an error.
-        failures: of a machine, and what they cost; None leaves them out.
-        interval_steps: between two checkpoints, None where nothing says it in steps.
+        compute_seconds: measured or given times of a step on one device: the median counts, their range is an error.
+        mtbf_seconds: the mean time between failures of a machine; None if none fails.
+        restart_seconds: the time from a failure to the next step.
+        interval_steps: the number of steps between two checkpoints, if it is given in steps.
         interval_seconds: the same in seconds; the shorter one counts.
-        checkpoint_seconds: what a training waits for one checkpoint, where ``failures`` does not say it; None where
-            that is not known.
+        checkpoint_seconds: the time that a training waits for a checkpoint, if it is known.
     """
     gradient_bytes = 4 * parameters
     ordered = sorted(compute_seconds)
     least, compute, most = ordered[0], ordered[len(ordered) // 2], ordered[-1]
-    allreduce = FITTED if communication == "ring" else TEXTBOOK
-    terms = network_terms(allreduce, workers, gradient_bytes, network)
+    terms = network_terms(FITTED if communication == "ring" else TEXTBOOK, workers, gradient_bytes, network)
     summing = sum(terms.values())
     step = compute + summing
     if workers == 1:
@@ -200,16 +195,37 @@ def plan(
         fastest = hidden_step_seconds(least, workers, gradient_bytes, network)
         slowest = most + (1 + TEXTBOOK_SPREAD) * summing
     else:
-        slowest = (step - compute + most) * (1 + FITTED_SPREAD)
-        fastest = (step - compute + least) * (1 - FITTED_SPREAD)
-        if workers > FITTED_WORKERS:  # What so many take was not measured: a hop may cost nothing on other machines.
+        slowest = (most + summing) * (1 + FITTED_SPREAD)
+        fastest = (least + summing) * (1 - FITTED_SPREAD)
+        if workers > FITTED_WORKERS:  # Nobody measured so many: on other machines, a hop may cost nothing.
             fastest = min(fastest, step_seconds(TEXTBOOK, least, workers, gradient_bytes, network))
         fastest = max(fastest, min(least, step))
     examples = workers * devices * examples_a_device
+    cost, mtbf = checkpoint_seconds, mtbf_seconds and mtbf_seconds / workers
+    best = max(step, best_interval_seconds(cost, mtbf)) if cost is not None and mtbf else None
+
+    def interval(step: float) -> float | None:
+        given = [interval_seconds, None if interval_steps is None else interval_steps * step]
+        return min((one for one in given if one is not None), default=None) if cost is not None else None
+
+    def figures(step: float, factor: float) -> dict[str, float]:
+        """Return what depends on the seconds of a step and on a factor of the time between failures."""
+        found = {"step_seconds": step, "examples_per_second": examples / step, "efficiency": min(1.0, compute / step)}
+        every = interval(step)
+        if cost is not None and every is not None:
+            found["checkpoint_share"] = cost / (every + cost)
+        if cost is not None and mtbf and best is not None:
+            found["best_goodput"] = goodput(best, cost, restart_seconds, mtbf * factor)
+            if every is not None:
+                found["goodput"] = goodput(every, cost, restart_seconds, mtbf * factor)
+        return found
+
+    bounds = [figures(one, factor) for one in (fastest, slowest) for factor in (0.5, 2)]
+    found: dict[str, Any] = figures(step, 1)
+    for name in tuple(found):
+        values = [one[name] for one in bounds]
+        found[f"{name}_range"] = (min(values), max(values))
     parts = {"computing": compute, **terms}
-    if failures is not None:
-        checkpoint_seconds = failures.checkpoint_seconds
-    intervals = [_interval(interval_seconds, interval_steps, one) for one in (step, fastest, slowest)]
     return ScalingPlan(
         workers=workers,
         devices=devices,
@@ -219,116 +235,29 @@ def plan(
         parameters=parameters,
         gradient_bytes=gradient_bytes,
         global_batch_size=examples,
-        step_seconds=step,
-        step_seconds_range=(fastest, slowest),
         parts_seconds=parts,
         bottleneck=max(parts, key=lambda name: parts[name]),
-        examples_per_second=examples / step,
-        examples_per_second_range=(examples / slowest, examples / fastest),
-        efficiency=compute / step,
-        efficiency_range=(min(1.0, compute / slowest), min(1.0, compute / fastest)),
-        **_checkpoint_costs(checkpoint_seconds, intervals, failures, workers, step),
+        checkpoint_seconds=cost,
+        interval_seconds=interval(step),
+        failures_a_day=SECONDS["d"] / mtbf if mtbf else None,
+        restart_seconds=restart_seconds if mtbf else None,
+        best_interval_seconds=best,
+        **found,
     )
 
 
-def _checkpoint_costs(
-    checkpoint_seconds: float | None,
-    intervals: Sequence[float | None],
-    failures: Failures | None,
-    workers: int,
-    step: float,
-) -> dict[str, Any]:
-    """Return the fields of ``ScalingPlan`` that say what checkpoints and failures cost, as far as that is known.
-
-    Args:
-        checkpoint_seconds: what a training waits for one.
-        intervals: between two of them, in seconds: as predicted, and where a step takes least and most.
-        failures: of a machine.
-        workers: machines.
-        step: seconds of one.
-    """
-    costs: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds}
-    known = [one for one in intervals if one is not None]
-    interval = intervals[0]
-    if checkpoint_seconds is not None:
-        shares = [checkpoint_seconds / (one + checkpoint_seconds) for one in known]
-        costs |= {
-            "interval_seconds": interval,
-            "checkpoint_share": shares[0] if shares else None,
-            "checkpoint_share_range": _range(shares),
-        }
-    if failures is not None:
-        mtbf = failures.mtbf_seconds / workers
-        halved, doubled = (replace(failures, mtbf_seconds=failures.mtbf_seconds * factor) for factor in (0.5, 2))
-        best = max(step, best_interval_seconds(failures.checkpoint_seconds, mtbf))
-        costs |= {
-            "failures_a_day": SECONDS["d"] / mtbf,
-            "restart_seconds": failures.restart_seconds,
-            "goodput": None if interval is None else goodput(interval, failures, workers),
-            "goodput_range": _range([goodput(one, each, workers) for one in known for each in (halved, doubled)]),
-            "best_interval_seconds": best,
-            "best_goodput": goodput(best, failures, workers),
-            "best_goodput_range": _range([goodput(best, each, workers) for each in (halved, doubled)]),
-        }
-    return costs
-
-
-def _interval(seconds: float | None, steps: int | None, step: float) -> float | None:
-    """Return the shorter one of an interval in seconds and one in steps."""
-    given = [seconds, None if steps is None else steps * step]
-    return min((one for one in given if one is not None), default=None)
-
-
-def _range(values: Sequence[float]) -> tuple[float, float] | None:
-    return (min(values), max(values)) if values else None
-
-
-def read_bandwidth(text: str) -> float:
-    """Return the bits a second of `25Gbps`, `100Mbit/s` or `3GB/s`.
+def read(option: str, text: str) -> float:
+    """Return the value of an option in its basic unit: `25Gbps`, `1.5ms`, `30d` or `25.6M`.
 
     Raises:
-        UserError: it is none.
+        UserError: the message says what is allowed.
     """
-    found = re.fullmatch(NUMBER + r"([kKMGT]?)(?:(b)(?:ps|it|it/s|/s)|(B)/s)", text.strip())
-    value = float(found[1]) * PREFIXES[found[2]] * BITS[found[3] or found[4]] if found else 0.0
-    if not 0 < value < 1e18:
-        raise UserError(
-            f"--bandwidth = '{text}': give bits a second, such as 25Gbps or 100Mbit/s, or bytes, such as 3GB/s"
-        )
-    return value
-
-
-def read_seconds(option: str, text: str, example: str, zero: bool = False) -> float:
-    """Return the seconds of `50us`, `1.5ms`, `90s`, `20min`, `6h` or `30d`.
-
-    Args:
-        option: for the message.
-        text: what the user wrote.
-        example: for the message.
-        zero: whether none at all is allowed.
-
-    Raises:
-        UserError: it is none.
-    """
-    units = "|".join(sorted(SECONDS, key=len, reverse=True))
-    found = re.fullmatch(f"{NUMBER}({units})", text.strip())
-    value = float(found[1]) * SECONDS[found[2]] if found else math.nan
-    if not (0 < value < 1e12 or (zero and value == 0)):
-        raise UserError(
-            f"{option} = '{text}': give a time with its unit ({', '.join(SECONDS)}), such as {example}"
-            + ("" if zero else "; more than 0")
-        )
-    return value
-
-
-def read_count(option: str, text: str) -> int:
-    """Return the whole number of `25600000`, `25.6M` or `1.5B`.
-
-    Raises:
-        UserError: it is none.
-    """
-    found = re.fullmatch(NUMBER + "([kKMB]?)", text.strip())
-    value = round(float(found[1]) * COUNTS[found[2]]) if found else 0
-    if not 0 < value < 1e15:
-        raise UserError(f"{option} = '{text}': give a whole number above 0, such as 25600000 or 25.6M")
+    units, allowed = QUANTITIES[option]
+    names = "|".join(sorted(units, key=len, reverse=True))
+    found = re.fullmatch(rf"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*({names})", text.strip())
+    value = float(found[1]) * units[found[2]] if found else math.nan
+    if found and units is COUNTS:
+        value = round(min(value, 1e18))
+    if not (0 < value < 1e18 or (option in MAY_BE_ZERO and value == 0)):
+        raise UserError(f"{option} = '{text}': give {allowed}")
     return value

@@ -1,14 +1,6 @@
-"""Child processes: who starts them, with which environment, and what they answer. All of them end with the process that
-started them.
+"""Child processes: their start, environment, requests and answers. Each ends with the process that started it.
 
-| file | starts | ends it |
-|---|---|---|
-| `child` | a stage of `python -m tasks`, DVC, or `stratagem` of another checkout, for one thing | its own end |
-| `dvc` | `dvc_program` by way of `child`; `dvc status` | its own end |
-| `group` | on this machine `python -m tasks serve`, `assist` or `tf_server`: a member of a strategy | `cluster` |
-| `remote_members` | an engine's own process, which starts such members on other machines | `group` |
-| `model_loader` | by way of `child`, `python -m tasks load_back`, which loads models back | the stage process |
-
-`stages` is the table of what a stage process can be asked. `client` asks; `cluster` sends the request to the members
-of a strategy, which `group` holds, and restarts them; `serve` and `tracked` are the side of the stage process.
+docs/processes.md says which processes there are, who starts and ends them, and who signals whom. `stages` is the table
+of requests: `client` and `child` send them, `cluster` forwards them to the members of a strategy, and `serve` answers
+in the other process. `tracked` contains the stages of a run, `experiments` those of comparisons and sweeps.
 """

@@ -1,98 +1,78 @@
 """Starts every process of a command: a stage of `python -m tasks`, DVC, a member of a cluster, `stratagem` elsewhere.
 
-Each ends when this process dies, because its standard input closes then. Its errors are raised here as their own
-classes.
+Each child ends when this process dies, because its standard input then closes. This process raises a child's errors
+again, with the same classes.
 """
 
 import contextlib
+import getpass
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+from pydantic import BaseModel, TypeAdapter
 
 from tasks import config
-from tasks.process.environment import stage_environment
-from tasks.system import errors, lifetime, temporary
-from tasks.system.errors import StratagemError, UserError
+from tasks.system import errors, lifetime, network, temporary
+from tasks.system.errors import ProcessDied, StratagemError, UserError
+
+if TYPE_CHECKING:
+    from tasks.process.stages import Output, Stage
 
 END_SECONDS = 40.0
-"""How long a server may take to end before it is killed."""
+"""The time that a server has to end before this process kills it."""
 READER_SECONDS = 1.0
 COMMAND = "from flows.cli.main import main; main()"
+# With fewer threads than devices that wait for each other, JAX aborts the process after 40 s.
+MIN_JAX_THREADS = 32
 
 Message = dict[str, Any]
 
 
-class Child:
+class Child(subprocess.Popen[str]):
     """A process on this machine, which may read and write JSON lines."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        folder: Path | None = None,
-        stdout: "int | IO[str]" = subprocess.PIPE,
-        log: Path | None = None,
-        pass_fds: Collection[int] = (),
-        own_group: bool = True,
-    ) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], **options: Any) -> None:
         """Start the process.
 
         Args:
             command: the program and its arguments.
-            environment: its whole environment.
-            folder: its working folder; by default the project's.
-            stdout: where its standard output goes.
-            log: for its standard error, which otherwise goes to that of this process.
-            pass_fds: descriptors that it inherits, under the same numbers.
-            own_group: Ctrl-C reaches this process alone, which passes it on once.
+            environment: its complete environment.
+            options: options of ``subprocess.Popen``. By default the child works in the project's folder, writes to a
+                pipe, and has its own process group: Ctrl-C reaches only this process, which forwards it once.
         """
-        with contextlib.ExitStack() as files:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=stdout,
-                stderr=files.enter_context(log.open("ab")) if log is not None else None,
-                cwd=folder or config.project_root(),
-                env=environment,
-                text=True,
-                pass_fds=pass_fds,
-                process_group=0 if own_group else None,
-            )
+        defaults = {"cwd": config.project_root(), "stdout": subprocess.PIPE, "process_group": 0}
+        super().__init__(command, stdin=subprocess.PIPE, env=environment, text=True, **{**defaults, **options})
         self._reader: threading.Thread | None = None
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
-        return self._process.poll() is None
+        return self.poll() is None
 
     @property
     def output(self) -> IO[str]:
         """Its standard output, if that is a pipe."""
-        if self._process.stdout is None:
+        if self.stdout is None:
             raise ValueError("its standard output goes elsewhere")
-        return self._process.stdout
+        return self.stdout
 
     @property
     def death(self) -> str:
-        """How the process ended; waits for that."""
+        """How the process ended; wait until it has."""
         code = self.wait()
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The most memory that the process has had; 0 where the kernel does not say."""
+        """The peak memory of the process; 0 if the kernel does not report it."""
         with contextlib.suppress(OSError, ValueError):
             for line in Path(f"/proc/{self.pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
                 if line.startswith("VmHWM:"):
@@ -100,11 +80,11 @@ class Child:
         return 0
 
     def send(self, message: Message) -> None:
-        """Send a JSON line; if the process has died, do nothing, as the end of its messages tells that."""
-        if self._process.stdin is not None:
+        """Send a JSON line; do nothing if the process has died, which the end of its messages shows."""
+        if self.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.write(json.dumps(message) + "\n")
-                self._process.stdin.flush()
+                self.stdin.write(json.dumps(message) + "\n")
+                self.stdin.flush()
 
     def messages(self) -> Iterator[Message]:
         """Yield its JSON lines until it closes its standard output."""
@@ -113,7 +93,7 @@ class Child:
                 yield json.loads(line)
 
     def listen(self, take: Callable[[Message | None], object]) -> None:
-        """Call ``take`` with each of its messages, and with None at their end, in a thread."""
+        """In a thread, call ``take`` with each of its messages, and with None at their end."""
 
         def read() -> None:
             with self.output:
@@ -124,53 +104,116 @@ class Child:
         self._reader = threading.Thread(target=read, daemon=True)
         self._reader.start()
 
-    def interrupt(self) -> None:
-        """Stop the running stage."""
-        self._process.send_signal(signal.SIGINT)
-
-    def terminate_group(self) -> None:
-        """Tell the process, and those that it started, to end."""
-        os.killpg(self.pid, signal.SIGTERM)
-
-    def kill_unawaited(self) -> None:
-        """End the process at once."""
-        self._process.kill()
-
     def kill(self) -> None:
         """End the process at once, even a stopped one, and wait for it."""
-        self._process.kill()
+        super().kill()
         self.close()
 
-    def wait(self) -> int:
-        """Wait for the end of the process; return its exit code, negative for a signal."""
-        return self._process.wait()
-
     def close_input(self) -> None:
-        """Close its standard input: a process of this project ends then."""
-        if self._process.stdin is not None:
+        """Close its standard input, which ends a process of this project."""
+        if self.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # The process has died before it read a request.
-                self._process.stdin.close()
+                self.stdin.close()
 
-    def close(self, seconds: float = lifetime.GRACE_SECONDS) -> None:
-        """End the process by closing its standard input, and wait for it; kill it after some seconds."""
+    def close(self, seconds: float | None = lifetime.GRACE_SECONDS) -> None:
+        """Close its standard input and wait until the process ends; kill it after ``seconds``, if given."""
         self.close_input()
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._end_within(seconds)
         if self._reader is not None:
             self._reader.join(READER_SECONDS)  # A grandchild that was forked can hold the pipe open for longer.
-        elif self._process.stdout is not None:
-            self._process.stdout.close()
+        elif self.stdout is not None:
+            self.stdout.close()
 
-    def terminate(self, seconds: float) -> None:
-        """End the process by SIGTERM, and wait for it; kill it after some seconds."""
-        self._process.terminate()
+    def terminate_group(self) -> None:
+        """Send SIGTERM to the process and its children, and wait for it; kill it if it takes too long."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGTERM)
+        self._end_within(END_SECONDS)
+
+    def _end_within(self, seconds: float | None) -> None:
         try:
-            self._process.wait(seconds)
+            self.wait(seconds)
         except subprocess.TimeoutExpired:
-            self.kill()
+            super().kill()
+            self.wait()
+
+
+def keep_private() -> None:
+    """Hide this process' files from other users, and move passwords out of the addresses in its environment; name its
+    user if it has no name, and bypass proxies for servers on this machine.
+
+    `chmod g+ws mlruns` shares mlruns/ with a team: its group may then read and write.
+    """
+    shared = False
+    with contextlib.suppress(UserError, OSError):
+        mode = (config.project_root() / "mlruns").stat().st_mode
+        shared = bool(mode & stat.S_ISGID and mode & stat.S_IWGRP)
+    os.umask(0o007 if shared else 0o077)
+    network.separate_credentials(os.environ)
+    network.keep_proxies_out(os.environ)
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # DVC needs a name, which a user in a container may not have.
+        os.environ["LOGNAME"] = f"user{os.getuid()}"
+
+
+def show_tracebacks() -> None:
+    """Make processes that start from now on show their tracebacks."""
+    os.environ["STRATAGEM_DEBUG"] = "1"
+
+
+def stage_environment(settings: config.Settings | None) -> dict[str, str]:
+    """Return the environment of a process that runs stages with these settings."""
+    environment = {
+        **os.environ,
+        "KERAS_BACKEND": "tensorflow",
+        "JAX_PLATFORMS": "cpu",  # TensorFlow imports JAX, which would take the GPU's memory from TensorFlow.
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        # By default MLflow's client tries for minutes if a server hangs.
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", "10"),
+        # A retry after a lost reply would create a second run for the same training. tracking/ checks first.
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "MLFLOW_LOGGING_LEVEL": os.environ.get("MLFLOW_LOGGING_LEVEL", "WARNING"),
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+        "DO_NOT_TRACK": "1",
+        "TMPDIR": str(temporary.folder()),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    }
+    # Stages do not need these, least of all a key; the stage process starts before they are set.
+    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
+        environment.pop(name, None)
+    environment.pop("STRATAGEM_ERROR", None)  # The file for the error of this process.
+    environment.pop("TF_CONFIG", None)  # The launcher defines the members of a cluster.
+    environment.pop("PYTHONWARNINGS", None)  # As errors, Keras' own warnings would end each training.
+    if settings is not None:
+        environment |= settings.strategy.environment
+        if settings.strategy.backend == "jax":
+            environment |= _jax_environment(settings)
+    return environment
+
+
+def _jax_environment(settings: config.Settings) -> dict[str, str]:
+    """Return the variables that make Keras run on JAX, which can create CPU devices only when a process starts."""
+    wanted = settings.strategy.wanted_devices
+    named = wanted if isinstance(wanted, list) else []
+    on_cpu = [int(name.removeprefix("cpu:")) for name in named if name.startswith("cpu:")]
+    count = wanted if isinstance(wanted, int) else max(on_cpu, default=-1) + 1
+    environment = {
+        "KERAS_BACKEND": "jax",
+        # The accelerators of this machine, unless the user wants none.
+        "JAX_PLATFORMS": "cpu" if on_cpu and len(on_cpu) == len(named) else os.environ.get("JAX_PLATFORMS", ""),
+        "NPROC": str(max(MIN_JAX_THREADS, 4 * count)),
+    }
+    flags = [f"--xla_force_host_platform_device_count={count}"] if count else []
+    if settings.train.deterministic:
+        flags.append("--xla_gpu_deterministic_ops=true")
+    if flags:
+        environment["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
+    if settings.train.dtype_policy == "float64":
+        environment["JAX_ENABLE_X64"] = "1"
+    return environment
 
 
 def stage_command(*arguments: str) -> list[str]:
@@ -178,98 +221,73 @@ def stage_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "tasks", *arguments]
 
 
-@contextlib.contextmanager
-def started(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    stdout: "int | IO[str]" = subprocess.PIPE,
-    pass_fds: Collection[int] = (),
-    own_group: bool = True,
-) -> Iterator[Child]:
-    """Start a process in the project's folder, and wait for its end when the block ends.
+def guarded(command: Sequence[str]) -> list[str]:
+    """Return a command that ends, with all its children, when its standard input closes."""
+    return [sys.executable, "-m", "tasks.system.lifetime", *command]
+
+
+def call(
+    row: "Stage[..., Output]",
+    given: Message,
+    tell: Callable[[Message], object] = lambda message: None,
+    key: str | None = None,
+) -> "Output":
+    """Run a row of the table of stages in a separate process, and return its result.
 
     Args:
-        command: with its program.
-        environment: in addition to that of each stage.
-        stdout: where its standard output goes.
-        pass_fds: descriptors that it inherits, under the same numbers.
-        own_group: Ctrl-C does not reach it.
+        row: the row.
+        given: its arguments, by name: records and JSON values.
+        tell: called with each message before the answer.
+        key: the key of a server, which the process gets as STRATAGEM_KEY.
 
     Raises:
-        StratagemError: the error that it left in the file STRATAGEM_ERROR.
+        StratagemError: the call failed.
+        ProcessDied: its process died.
+        BrokenPipeError: the reader of its output has closed the pipe.
     """
-    with tempfile.TemporaryDirectory(dir=temporary.folder()) as folder:
-        problem = Path(folder) / "error"
-        everything = {**stage_environment(None), **environment, "STRATAGEM_ERROR": str(problem)}
-        child = Child(command, everything, stdout=stdout, pass_fds=pass_fds, own_group=own_group)
-        try:
-            yield child
-        finally:
-            child.wait()
-            child.close()
-        if problem.exists():
-            raise errors.from_json(json.loads(problem.read_text(encoding="utf-8")))
-
-
-def run_stage(*arguments: str, pass_fds: Collection[int] = (), environment: Mapping[str, str] | None = None) -> str:
-    """Run a stage of `python -m tasks` to its end; return its standard output.
-
-    Args:
-        arguments: the stage and its own arguments.
-        pass_fds: descriptors that it inherits, under the same numbers.
-        environment: in addition to that of each stage.
-
-    Raises:
-        StratagemError: the stage's own error; or it died.
-        BrokenPipeError: nobody reads what it writes any more.
-    """
-    with started(stage_command(*arguments), environment or {}, pass_fds=pass_fds, own_group=False) as child:
-        try:
-            with child.output as output:
-                out = output.read()
-            code = child.wait()
-        except BaseException:
-            child.kill_unawaited()
-            raise
-    if code == 128 + signal.SIGPIPE:
+    # It inherits the descriptors that the caller made inheritable.
+    group = 0 if row.ends_itself else None
+    environment = stage_environment(None) | ({"STRATAGEM_KEY": key} if key is not None else {})
+    child = Child(stage_command("call"), environment, process_group=group, close_fds=False)
+    try:
+        child.send({"id": 0, "stage": row.name, "arguments": to_json(given)})
+        answer = None
+        for answer in child.messages():
+            if "id" not in answer:
+                tell(answer)
+    except BaseException:
+        if row.ends_itself:
+            child.terminate_group()
+        child.kill()
+        raise
+    child.close()
+    if answer is None or "id" not in answer:
+        raise ProcessDied(f"the process of `{row.name}` ended with {child.death}")
+    if "error" not in answer:
+        found: Output = TypeAdapter(row.output).validate_python(answer["record"])
+        return found
+    if answer.get("cause") == BrokenPipeError.__name__:
         raise BrokenPipeError
-    if code:
-        raise StratagemError(f"the process of `{arguments[0]}` ended with exit code {code}")
-    return out
+    raise errors.from_json(answer)
 
 
-@contextlib.contextmanager
-def serving(*arguments: str, environment: Mapping[str, str]) -> Iterator[Child]:
-    """Run a stage that serves until the block ends; its standard output can be read in the block.
-
-    SIGTERM ends it, after it has answered what it was asked. Ctrl-C reaches this process only.
-
-    Args:
-        arguments: the stage and its own arguments.
-        environment: in addition to that of each stage.
-
-    Raises:
-        StratagemError: the stage's own error, when the block ends.
-    """
-    with started(stage_command(*arguments), environment) as child, contextlib.closing(child.output):
-        try:
-            yield child
-        finally:
-            child.terminate(END_SECONDS)
+def to_json(arguments: Message) -> Message:
+    """Return the arguments of a row as JSON values."""
+    return {name: v.model_dump(mode="json") if isinstance(v, BaseModel) else v for name, v in arguments.items()}
 
 
 def run_command(arguments: Sequence[str], folder: Path) -> str:
-    """Run `stratagem` with the code in a folder, there, to its end; return its standard output.
+    """Run `stratagem` in a folder, with the code there, and return its standard output.
 
-    It ends as if by Ctrl-C when this process is interrupted or dies.
+    It ends as after Ctrl-C when this process is interrupted or dies.
 
     Raises:
-        UserError: it refused what it was asked for.
-        StratagemError: it failed. Its own message has gone to standard error.
+        UserError: the command refused its arguments.
+        StratagemError: the command failed. Its message went to standard error.
     """
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    guarded = stage_command("guard", sys.executable, "-c", COMMAND, *arguments)
-    child = Child(guarded, {**os.environ, "PYTHONPATH": path}, folder=folder)
+    command = guarded([sys.executable, "-c", COMMAND, *arguments])
+    child = Child(command, {**os.environ, "PYTHONPATH": path}, cwd=folder)
     try:
         with child.output as output:
             out = output.read()

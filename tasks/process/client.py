@@ -1,5 +1,4 @@
-"""The stage process of this command (`serve`), to which a row of `stages` is a request, and the stages that take more
-than a request.
+"""Sends requests, the rows of `stages`, to the stage process (`serve`); has functions for stages that need more steps.
 
 The stage process imports its framework once and then serves train, evaluate and register. It starts as early as
 possible, so that its imports overlap with the start of Prefect and DVC. In a cluster it is the chief.
@@ -7,6 +6,7 @@ possible, so that its imports overlap with the start of Prefect and DVC. In a cl
 
 import atexit
 import json
+import signal
 import sys
 import threading
 from typing import Any, Literal
@@ -15,10 +15,10 @@ from pydantic import TypeAdapter
 
 from tasks import config
 from tasks.process import remote_members, stages
+from tasks.process.child import stage_environment, to_json
 from tasks.process.cluster import StageProcesses
-from tasks.process.environment import stage_environment
-from tasks.process.stages import Output, P, Stage
-from tasks.records import EvaluationResult, Pace, PreparedDataset, Record, Run, TrainingResult, Trial
+from tasks.process.stages import Output, Stage
+from tasks.records import EvaluationResult, Pace, PreparedDataset, Run, TrainingResult, Trial
 from tasks.runs import remote
 from tasks.strategies import engines
 from tasks.system.errors import Interrupted, StratagemError, UserError
@@ -28,46 +28,42 @@ STEPS_OF_PACE = 10
 
 
 class _ThreadState(threading.local):
-    """The stage process of a thread: trials of a sweep that train in parallel have one each."""
+    """The stage process of a thread: each parallel trial of a sweep has its own."""
 
     processes: StageProcesses | None = None
+    fixed: str = ""
     restarts: tuple[str, ...] = ()
 
 
 _own = _ThreadState()
 _running: set[StageProcesses] = set()
-"""Of all threads."""
+"""The stage processes of all threads."""
 
 
 def fixed_at_start(settings: config.Settings) -> str:
-    """Return what is fixed when a process starts: environment, devices, and whether kernels are deterministic."""
+    """Return what a running process cannot change: environment, devices, and whether kernels are deterministic."""
     given = settings.strategy.model_dump(), settings.train.deterministic
     return json.dumps([stage_environment(settings), *given])
 
 
 def start_processes(settings: config.Settings, with_cluster: bool = True) -> StageProcesses:
-    """Return the stage process for these settings, with its cluster; the running one, if it suits them.
+    """Return the stage process for these settings, with its cluster; reuse the running one if it fits.
 
     Args:
         settings: determine the environment.
-        with_cluster: False starts one process alone, which is enough for a trained model.
+        with_cluster: False starts a single process, which is enough for a trained model.
     """
     running, fixed = _own.processes, fixed_at_start(settings)
-    if running is not None and running.fixed == fixed:
+    if running is not None and _own.fixed == fixed:
         # After a failed training the chief can still run the stages that need no other member.
         enough = running.usable and running.with_cluster if with_cluster else running.first.alive
         if enough:
             return running
     stop_processes()
-    _own.processes = StageProcesses(
-        settings.strategy,
-        stage_environment(settings),
-        fixed,
-        with_cluster,
-        worker_counts=settings.worker_counts,
-    )
-    _running.add(_own.processes)
-    return _own.processes
+    started = StageProcesses(settings.strategy, stage_environment(settings), with_cluster, settings.worker_counts)
+    _own.processes, _own.fixed = started, fixed
+    _running.add(started)
+    return started
 
 
 def stop_processes() -> None:
@@ -79,16 +75,16 @@ def stop_processes() -> None:
 
 
 def give_places_up(settings: config.Settings) -> None:
-    """End the stage process of this thread if it holds places on a cluster that others may wait for."""
+    """End the stage process of this thread if it holds places on a cluster that other runs may wait for."""
     if settings.strategy.cluster is not None and engines.find_placing(settings.strategy.cluster) is not None:
         stop_processes()
 
 
 def interrupt_other_threads() -> None:
-    """Interrupt the stage processes of other threads as Ctrl-C does; those that wait for places stop waiting."""
+    """Interrupt the stage processes of other threads as Ctrl-C does, and their waits for places."""
     remote_members.stop_waiting()
     for processes in _running - {_own.processes}:
-        processes.first.interrupt()
+        processes.first.send_signal(signal.SIGINT)
 
 
 def stop_other_threads() -> None:
@@ -105,23 +101,23 @@ def _stop_all() -> None:
 
 
 def peak_memory_bytes() -> int | None:
-    """Return the sum of the most memory that the stage process and the other members have each had; None if unknown."""
-    return (_own.processes.group.peak_memory_bytes or None) if _own.processes is not None else None
+    """Return the sum of the peak memory of the stage process and the other members; None if unknown."""
+    members = _own.processes.processes if _own.processes is not None else []
+    return sum(member.peak_memory_bytes for member in members) or None
 
 
-def call(stage: Stage[P, Output], settings: config.Settings, *unnamed: P.args, **given: P.kwargs) -> Output:
+def call(stage: Stage[..., Output], settings: config.Settings, /, **given: Any) -> Output:
     """Have the stage process run a stage, and return its result.
 
     Args:
-        stage: a row of `stages`. This module has functions for those that take more than a request.
+        stage: a row of `stages`. This module has functions for stages that need more than a request.
         settings: determine the process.
-        unnamed: none; the stage process knows arguments by their names.
         given: records and JSON values.
 
     Raises:
-        UserError: the stage refused its input, or according to TF_CONFIG this process is not the chief.
+        UserError: the stage refused its input, or TF_CONFIG does not make this process the chief.
         StratagemError: the stage failed.
-        Interrupted: the stage was stopped by Ctrl-C or SIGTERM.
+        Interrupted: Ctrl-C or SIGTERM stopped the stage.
     """
     place = settings
     if stage.on_cpu:
@@ -136,17 +132,12 @@ def call(stage: Stage[P, Output], settings: config.Settings, *unnamed: P.args, *
             f"TF_CONFIG makes this process {name}, and only the chief runs a pipeline: start the members with "
             "`stratagem run` or `stratagem train`, or unset TF_CONFIG"
         )
-    answer = processes.call(stage.name, _arguments(settings, *unnamed, **given))
+    answer = processes.call(stage.name, {"settings": settings.to_json(), **to_json(given)})
     return TypeAdapter(stage.output).validate_python(answer)
 
 
-def _arguments(settings: config.Settings, **given: Any) -> dict[str, Any]:
-    values = {name: v.model_dump(mode="json") if isinstance(v, Record) else v for name, v in given.items()}
-    return {"settings": settings.to_json(), **values}
-
-
 def measure_pace(settings: config.Settings, prepared: PreparedDataset, examples: int) -> Pace:
-    """Return the seconds of a step of so many examples on one device of this machine, whatever the strategy."""
+    """Return the seconds of a step with ``examples`` examples on one device of this machine, for any strategy."""
     train = {"per_replica_batch_size": examples, "global_batch_size": None, "steps_per_execution": STEPS_OF_PACE}
     alone = settings.model_copy(
         update={
@@ -164,7 +155,7 @@ def end_trial(settings: config.Settings, run: Run, trial: Trial) -> None:
 
 
 def train(settings: config.Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
-    """Train; the result and MLflow say why members of the cluster were restarted meanwhile."""
+    """Train; record in the result and in MLflow why members of the cluster were restarted."""
     _own.restarts = ()
     try:
         with remote.copied_meanwhile(run, settings.checkpoint.remote):
@@ -186,14 +177,14 @@ def evaluate(
 ) -> EvaluationResult:
     """Evaluate, on the devices of the run's strategy or on one."""
     settings = _evaluable(settings)
-    stage = stages.evaluate if settings.evaluate.has_runs_devices else stages.evaluate_on_one_device
+    stage = stages.evaluate if settings.evaluates_on_all_devices else stages.evaluate_on_one_device
     return stage(settings, prepared=prepared, training=training, run=run)
 
 
 def write_report(settings: config.Settings, run: Run, seconds: dict[str, float] | None = None) -> None:
     """Write a run's page from its records, with the seconds of its stages so far.
 
-    A failure is printed, not raised: the run has its result without the page.
+    Print a failure instead of raising it: the run has its result without the page.
     """
     try:
         stages.write_report(settings, run=run, seconds=seconds)
@@ -204,11 +195,11 @@ def write_report(settings: config.Settings, run: Run, seconds: dict[str, float] 
 
 
 def assist(settings: config.Settings, prepared: PreparedDataset, evaluates: bool) -> None:
-    """Run the part of a worker that someone else started: the requests that a chief sends to its own workers."""
+    """Do the part of a worker that someone else started: run the requests that a chief sends to its own workers."""
     processes = start_processes(settings)
-    # Building a model waits until all others build it, so each member runs all stages in the chief's order.
+    # Building a model waits for all members, so each member runs all stages in the chief's order.
     for stage in ("check", "train", *(["evaluate"] if evaluates else [])):
-        processes.call(stage, _arguments(settings, prepared=prepared))
+        processes.call(stage, {"settings": settings.to_json(), **to_json({"prepared": prepared})})
 
 
 def end_run(
@@ -222,19 +213,21 @@ def end_run(
 
 
 def _evaluable(settings: config.Settings) -> config.Settings:
-    """Return the settings, changed to one device where the run's cluster is not available: a run of eight machines can
-    be evaluated on a laptop."""
+    """Return the settings, changed to one device if the run's cluster is not available: a laptop can evaluate a run of
+    eight machines."""
     cluster, evaluate = settings.strategy.cluster, settings.evaluate
-    if not evaluate.has_runs_devices or cluster is None:
+    if not settings.evaluates_on_all_devices or cluster is None:
         return settings
     running = _own.processes
-    if running is not None and running.fixed == fixed_at_start(settings) and running.with_cluster and running.usable:
+    if running is not None and _own.fixed == fixed_at_start(settings) and running.with_cluster and running.usable:
         return settings
     try:
-        if not engines.find_launcher(cluster).STARTS_ALL:
-            raise UserError("someone else starts the members of the run's cluster, and none waits for this")
+        if engines.is_foreign(cluster):
+            raise UserError(
+                "someone else starts the members of the run's cluster, and they do not wait for an evaluation"
+            )
         engines.members(settings.strategy)
     except UserError as error:
-        print(f"evaluated on one device: {error}", file=sys.stderr)
+        print(f"evaluating on one device: {error}", file=sys.stderr)
         return settings.model_copy(update={"evaluate": evaluate.model_copy(update={"strategy": "one_device"})})
     return settings

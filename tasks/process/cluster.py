@@ -1,26 +1,89 @@
-"""Sends requests to the processes of one strategy, collects their answers, and restarts processes when one is lost.
+"""The processes of one strategy: starts them, sends them requests, collects their answers, and restarts them when one
+is lost.
 
-Requests and answers are JSON lines. `group` has the processes.
+One of them is the chief, `python -m tasks serve`. In a cluster, the others are workers that train with it (`assist`) or
+servers that it gives work to (`tf_server`). Requests and answers are JSON lines. Each process ends when its standard
+input closes, so none outlives the process that started it.
 """
 
+import contextlib
 import json
 import math
 import os
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tasks import config
-from tasks.process.child import Message
-from tasks.process.group import PATIENCE, OneProcess, Patience, ProcessGroup, is_heartbeat
-from tasks.process.stages import STAGES
+from tasks.process.child import Child, Message, stage_command
+from tasks.process.remote_members import Allocation, PlacedProcess
+from tasks.process.stages import STAGES, Stage
+from tasks.strategies import engines
+from tasks.strategies.engines import Member
 from tasks.system import errors, lifetime, network
-from tasks.system.errors import Interrupted, Preempted, StratagemError, Terminated, UserError
+from tasks.system.errors import Interrupted, Preempted, ProcessDied, StratagemError, Terminated, UserError
+
+if TYPE_CHECKING:  # A process without a cluster does not need it.
+    from tasks.strategies.engines.isolation import Network
 
 # The message for a stage that was interrupted and did not answer in time, died, or had just ended.
-NOT_SAID = "the next start goes on from the latest checkpoint"
+NOT_SAID = "the next start continues from the latest checkpoint"
+
+
+START_SECONDS = 300.0
+"""From a request until the first heartbeat of a process that builds the strategy for it: imports on a busy machine, and
+waiting for the last of its peers."""
+LOST_PEER_SECONDS = 5.0
+"""When a process fails because another one died, that death is noticed within this time."""
+POLL_SECONDS = 1.0
+
+# A process and its message; None is its end.
+Replies = SimpleQueue[tuple[Any, Message | None]]
+
+
+class MemberProcess(Child):
+    """A member of a cluster on this machine, or the only process of a strategy without one."""
+
+    has_place = True
+    """Whether it can be restarted at the same place."""
+
+    def __init__(
+        self,
+        member: Member,
+        entry: str,
+        environment: Mapping[str, str],
+        log: Path | None,
+        replies: Replies,
+        network: "Network | None",
+    ) -> None:
+        """Start the process.
+
+        Args:
+            member: its role.
+            entry: the stage of `python -m tasks`.
+            environment: its whole environment.
+            log: for its standard error, which otherwise goes to that of this process.
+            replies: receives its messages, and None at its end.
+            network: the network namespace to start it in, if not this process's.
+        """
+        self.member = member
+        self.entry = entry
+        command = stage_command(entry)
+        descriptors = () if network is None else network.descriptors
+        if network is not None:
+            command = network.command(command)
+        with log.open("ab") if log is not None else contextlib.nullcontext() as stderr:
+            super().__init__(command, environment, stderr=stderr, pass_fds=descriptors)
+        self.listen(lambda message: replies.put((self, message)))
+
+
+OneProcess: TypeAlias = MemberProcess | PlacedProcess
+"""On this machine, or on another one."""
 
 
 class _Lost(Exception):
@@ -38,9 +101,7 @@ class StageProcesses:
         self,
         section: config.StrategySection,
         environment: Mapping[str, str],
-        fixed: str,
         with_cluster: bool,
-        patience: Patience = PATIENCE,
         worker_counts: Sequence[int] = (),
     ) -> None:
         """Start the processes.
@@ -48,31 +109,97 @@ class StageProcesses:
         Args:
             section: the strategy.
             environment: of every process; a member adds its own.
-            fixed: what cannot change in a running process, see ``client.fixed_at_start``; the client compares it.
             with_cluster: False starts one process alone, which can do everything but train.
-            patience: how long to wait for the processes.
             worker_counts: allowed numbers of workers on other machines, the largest first; ``workers`` if empty.
         """
-        self.fixed = fixed
         self.with_cluster = with_cluster or section.cluster is None
         self.restarts: list[str] = []
         """Why members were restarted since the run was started or resumed."""
-        self._patience = patience
+        self.processes: list[OneProcess] = []
+        """The chief first; or the one member that this command starts."""
+        self._cluster = section.cluster if with_cluster else None
+        self._members = engines.members(section) if with_cluster else [engines.ALONE]
+        self._environment = dict(environment)
+        self._worker_counts = worker_counts
+        self._replies: Replies = SimpleQueue()
+        self._logs: Logs | None = None
+        self._network: Network | None = None
+        self._placement: Allocation | None = None
+        self._begun: set[OneProcess] = set()
+        """Those that have sent a heartbeat."""
+        self._silent_seconds: dict[OneProcess, float] = {}
+        """Since the last message of each, or since the request that runs."""
         self._num_requests = 0
         self._broken = False
         self._failed = False
-        self.group = ProcessGroup(section, environment, with_cluster, patience, worker_counts)
-        self._cluster = self.group.cluster
+        if self._cluster is not None:
+            self._cpus = self._cluster.cpus
+            seconds = min(5.0, self._cluster.heartbeat_timeout_seconds / 4)
+            self._environment["STRATAGEM_HEARTBEAT_SECONDS"] = str(seconds)
+            self._logs = Logs()
+            self._network = engines.find_network(self._cluster)
+        try:
+            self._place()
+            self._start()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def first(self) -> OneProcess:
         """The chief; or the one member that this command starts."""
-        return self.group.processes[0]
+        return self.processes[0]
 
     @property
     def usable(self) -> bool:
         """Whether a training can begin."""
-        return not self._broken and self.group.all_alive
+        all_alive = len(self.processes) == len(self._members) and all(process.alive for process in self.processes)
+        return not self._broken and all_alive
+
+    @property
+    def logs(self) -> str:
+        """The folder of the members' logs, relative to the project's."""
+        return str(self._logs or "")
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether someone else starts the other members."""
+        return engines.is_foreign(self._cluster)
+
+    def _place(self) -> None:
+        """Reserve places on other machines, where an engine starts the members there."""
+        engine = engines.find_placing(self._cluster) if self._cluster is not None else None
+        if self._cluster is None or self._logs is None or engine is None:
+            return
+        if self._placement is not None:
+            self._placement.close()
+        self._replies = SimpleQueue()
+        counts, log = self._worker_counts or [self._cluster.workers], self._logs.of(self._cluster.launcher or "")
+        self._placement = Allocation(engine, self._cluster, counts, self._cpus, log, self._replies)
+        self._cpus = self._placement.cpus  # Another number of threads would change the last digits of the results.
+        self._members = self._placement.members
+
+    def _start(self) -> None:
+        """Start all members at their places."""
+        if self._placement is None:
+            self._replies = SimpleQueue()
+        self.processes = []
+        for member in self._members:
+            self.processes.append(self._open(member))
+
+    def _open(self, member: Member) -> OneProcess:
+        entry = "serve"
+        if not member.is_chief:
+            entry = "tf_server" if self._cluster is not None and self._cluster.chief_gives_work else "assist"
+        environment, log = {**self._environment, **member.environment}, None
+        if self._logs is not None:
+            log = self._logs.of(member.name)
+            environment["STRATAGEM_LOG"] = str(log)
+        if entry == "serve":
+            log = None  # The chief writes to the terminal; only its libraries write to the log.
+        if self._placement is not None:
+            return self._placement.open(member, entry, environment, log)
+        return MemberProcess(member, entry, environment, log, self._replies, self._network)
 
     def call(self, stage: str, arguments: dict[str, Any]) -> Any:
         """Run a stage and return its record as JSON values.
@@ -80,56 +207,52 @@ class StageProcesses:
         Raises:
             UserError: the stage refused its input.
             StratagemError: the stage failed, or processes died more often than they may be restarted.
+            ProcessDied: the only process, or the chief while it worked alone, died.
             Interrupted: the stage was stopped by Ctrl-C or SIGTERM.
         """
-        starts_run = STAGES[stage].starts_run
-        if starts_run:
+        row = STAGES[stage]
+        if row.starts_run:
             self.restarts = []
-        try:
-            if starts_run and self._cluster is not None:
+            if self._cluster is not None:
                 # First: a member that is lost meanwhile must not leave a run that nobody ends.
-                self._call("check", {name: arguments[name] for name in ("settings", "prepared")})
-            return self._call(stage, arguments)
-        except errors.UserError:
-            raise
-        except BaseException:
-            self._failed = True
-            raise
+                self._call(STAGES["check"], {name: arguments[name] for name in ("settings", "prepared")})
+        return self._call(row, arguments)
 
-    def _call(self, stage: str, arguments: dict[str, Any]) -> Any:
-        is_shared = STAGES[stage].is_shared
-        folder = config.project_root() / arguments["run"]["folder"] if is_shared and "run" in arguments else None
+    def _call(self, row: Stage[..., Any], arguments: dict[str, Any]) -> Any:
+        folder = config.project_root() / arguments["run"]["folder"] if row.is_shared and "run" in arguments else None
         # A training follows a check. An evaluation may be the first request: the logs are not open yet.
-        if folder is not None and stage == "train":
-            self.group.move_logs(folder)
+        if row.name == "train":
+            self._move_logs(folder)
         try:
             while True:
                 try:
-                    answer = self._exchange(stage, arguments)
-                    if folder is not None:
-                        self.group.move_logs(folder)
+                    answer = self._exchange(row, arguments)
+                    self._move_logs(folder)
                     return answer
                 except _Lost as lost:
-                    self._restart(stage, str(lost))
-        except KeyboardInterrupt as interrupt:
-            said = self._interrupt()
-            code = getattr(interrupt, "exit_code", 130)
-            if code == Terminated.exit_code and is_shared and self.group.is_foreign:
-                raise Preempted(f"{stage} was told to stop: {said or NOT_SAID}") from None
-            raise Interrupted(said or f"{stage} was interrupted", code) from None
-        except StratagemError:
+                    self._restart(row.name, str(lost))
+        except StratagemError as error:
+            self._failed = self._failed or not isinstance(error, UserError)
             raise
-        except BaseException:  # Such as Prefect's, when it cancels a run.
-            said = self._interrupt()
-            if is_shared and self.group.is_foreign:
-                raise Preempted(f"{stage} was told to stop: {said or NOT_SAID}") from None
+        except BaseException as stop:  # Ctrl-C, SIGTERM, or Prefect's, when it cancels a run.
+            self._failed, said = True, self._interrupt()
+            by_hand = isinstance(stop, KeyboardInterrupt) and not isinstance(stop, Terminated)
+            if row.is_shared and self.is_foreign and not by_hand:
+                raise Preempted(f"{row.name} stopped on a signal: {said or NOT_SAID}") from None
+            if isinstance(stop, KeyboardInterrupt):
+                raise Interrupted(said or f"{row.name} was interrupted", getattr(stop, "exit_code", 130)) from None
             raise
+
+    def _move_logs(self, run_folder: Path | None) -> None:
+        """Keep the logs with a run from now on."""
+        if self._logs is not None and run_folder is not None:
+            self._logs.move_to(run_folder)
 
     def stand_by(self) -> None:
         """Keep the one member that runs here alive until the chief, which runs elsewhere, has ended.
 
-        The chief listens on its address in TF_CONFIG as soon as it knows the cluster. JAX ends a process that loses its
-        chief, so a worker that has done its part may die.
+        The chief listens on its address in TF_CONFIG as soon as it knows the cluster. A worker that has done its part
+        stays because the chief may still be receiving it. It may die, as JAX ends a process that loses its chief.
 
         Raises:
             StratagemError: the member died and may not be restarted.
@@ -137,18 +260,16 @@ class StageProcesses:
         cluster = json.loads(self.first.member.environment["TF_CONFIG"])["cluster"]
         host, _, port = cluster["chief" if "chief" in cluster else "worker"][0].rpartition(":")
         limit = self._cluster.heartbeat_timeout_seconds if self._cluster is not None else 0.0
-        tried_at, seen_at = 0.0, math.inf
+        # A worker has met the chief; a server may be waiting for one that someone has yet to start.
+        seen_at = time.monotonic() if self.first.entry == "assist" else math.inf
         try:
             while True:
-                if time.monotonic() - tried_at > self._patience.poll_seconds:
-                    tried_at = time.monotonic()
-                    error = network.connection_error(host, int(port), limit)
-                    # A refusal comes from the machine itself: nobody listens there. Other errors may be the network's.
-                    silent = 0.0 if isinstance(error, ConnectionRefusedError) else limit
-                    if error is None:
-                        seen_at = tried_at
-                    elif seen_at < tried_at - silent:
-                        return
+                error, now = network.connection_error(host, int(port), limit), time.monotonic()
+                # A refusal comes from the machine itself: nobody listens there. Other errors may be the network's.
+                if error is None:
+                    seen_at = now
+                elif now - seen_at > (0.0 if isinstance(error, ConnectionRefusedError) else limit):
+                    return
                 process, reply = self._listen()
                 if process is not None and reply is None:
                     if process.entry == "assist":
@@ -156,74 +277,99 @@ class StageProcesses:
                     self._lose(process, f"died ({process.death})")
         except _Lost as lost:
             self._failed = True
-            raise StratagemError(f"{lost}; its log: {self.group.logs}") from None
+            raise StratagemError(f"{lost}; its log: {self.logs}") from None
 
     def close(self) -> None:
         """End all processes and wait for them."""
-        self.group.close(went_well=not self._failed and not self.restarts)
+        for process in self.processes:  # The chief first: TensorFlow would log at length that the others are gone.
+            process.close()
+        if self._placement is not None:
+            self._placement.close()
+        if self._network is not None:
+            self._network.close()
+        if self._logs is not None:
+            self._logs.close(went_well=not self._failed and not self.restarts)
 
-    def _exchange(self, stage: str, arguments: dict[str, Any]) -> Any:
+    def _exchange(self, row: Stage[..., Any], arguments: dict[str, Any]) -> Any:
         """Send a request to all processes that take part in it; return the chief's record when all have answered."""
         self._num_requests += 1
         asked = [self.first]
-        if STAGES[stage].is_shared:
-            asked = [process for process in self.group.processes if process.entry != "tf_server"]
-        for one in self.group.processes:
-            one.silent_seconds = 0.0
+        if row.is_shared:
+            asked = [process for process in self.processes if process.entry != "tf_server"]
+        self._silent_seconds = dict.fromkeys(self.processes, 0.0)
         for one in asked:
             given = arguments
             if one.entry == "assist":
                 given = {name: arguments[name] for name in ("settings", "prepared")}
-            one.send({"id": self._num_requests, "stage": stage, "arguments": given})
+            one.send({"id": self._num_requests, "stage": row.name, "arguments": given})
         answers: dict[OneProcess, Message] = {}
         deadline = math.inf
         while len(answers) < len(asked) and time.monotonic() < deadline:
-            process, reply = self._listen(watch=STAGES[stage].is_shared)
+            process, reply = self._listen(watch=row.is_shared)
             if process is None:
                 continue
             if reply is None:
                 if process is not self.first and process in answers:
                     self._broken = True  # It died after its answer.
                 else:
-                    self._handle_death(process, stage)
+                    self._handle_death(process, row)
             elif reply.get("id") == self._num_requests:
                 answers[process] = reply
                 # An interrupted training ends on all members, on the chief after its checkpoint is written.
                 if "error" in reply and deadline == math.inf and reply["type"] != Interrupted.__name__:
-                    patience = self._patience.lost_peer_seconds if reply.get("lost_peer") else lifetime.GRACE_SECONDS
+                    patience = LOST_PEER_SECONDS if reply.get("lost_peer") else lifetime.GRACE_SECONDS
                     deadline = time.monotonic() + patience
         if not any("error" in reply for reply in answers.values()):
             return answers[self.first]["record"]
         silent = [one for one in asked if one not in answers]
-        error = self._failure(stage, answers, silent)
+        error = self._failure(row, answers, silent)
         for one in silent:  # They wait for members that have failed, and would never read another request.
             one.kill()
         self._broken = self._broken or bool(silent)
         raise error
 
-    def _listen(self, watch: bool = True) -> tuple[OneProcess | None, Message | None]:
+    def _listen(self, watch: bool = True) -> "tuple[OneProcess | None, Message | None]":
         """Return a process and its message, None for its end; (None, None) if no message comes for a while.
 
+        Args:
+            watch: for members of a cluster that have sent no heartbeat for too long.
+
         Raises:
-            _Lost: a process has sent no heartbeat for too long.
+            _Lost: there is one.
         """
-        process, reply = self.group.hear()
-        if watch:
-            for one, limit in self.group.too_silent():
-                self._lose(one, f"sent no heartbeat for {limit:g} s")
-        if is_heartbeat(reply) or process not in self.group.processes:
+        began = time.monotonic()
+        process: OneProcess | None = None
+        reply: Message | None = None
+        with contextlib.suppress(Empty):
+            process, reply = self._replies.get(timeout=POLL_SECONDS)
+        is_heartbeat = reply is not None and "heartbeat" in reply
+        # Not the time since the last heartbeat: after this process itself was stopped, all members would look silent.
+        waited = min(time.monotonic() - began, POLL_SECONDS)
+        if process is not None and is_heartbeat:
+            self._begun.add(process)
+        for one in self.processes:
+            self._silent_seconds[one] = 0.0 if one is process else self._silent_seconds.get(one, 0.0) + waited
+        if watch and self._cluster is not None:
+            begun = self._cluster.heartbeat_timeout_seconds
+            # Building a strategy waits for all members, including those that someone else has yet to start.
+            starting = math.inf if self.is_foreign else max(begun, START_SECONDS)
+            for one in list(self.processes):
+                limit = begun if one in self._begun else starting
+                if self._silent_seconds[one] > limit:
+                    self._lose(one, f"sent no heartbeat for {limit:g} s")
+        if is_heartbeat or process not in self.processes:
             return None, None
         return process, reply
 
-    def _handle_death(self, process: OneProcess, stage: str) -> None:
-        if self._cluster is not None and STAGES[stage].is_shared:
+    def _handle_death(self, process: OneProcess, row: Stage[..., Any]) -> None:
+        if self._cluster is not None and row.is_shared:
             self._lose(process, f"died ({process.death})")
             return
         self._broken = True
         if process is self.first:
             death = process.death
             why = ". The machine may have run out of memory" if death == signal.SIGKILL.name else ""
-            raise StratagemError(f"the process that ran {stage} died ({death}){why}. The same command goes on")
+            raise ProcessDied(f"the process that ran {row.name} died ({death}){why}. The same command continues")
 
     def _lose(self, process: OneProcess, what: str) -> None:
         """Restart a worker of parameter servers on its own port; the loss of any other member ends all of them."""
@@ -231,26 +377,26 @@ class StageProcesses:
         if self._cluster is None or (process.entry, process.member.job) != ("tf_server", "worker"):
             raise _Lost(reason)
         process.kill()
-        most = self._cluster.max_restarts
+        place, most = self.processes.index(process), self._cluster.max_restarts
         if len(self.restarts) < most and process.has_place:
             self.restarts.append(reason)
-            _print(f"{reason}; restarting it ({len(self.restarts)} of {most}); its log: {self.group.logs}")
-            self.group.start_again(process)
+            _print(f"{reason}; restarting it ({len(self.restarts)} of {most}); its log: {self.logs}")
+            self.processes[place] = self._open(process.member)
             return
-        self.group.leave_out(process)
-        if any(one.member.job == "worker" for one in self.group.processes):
+        del self.processes[place]
+        if any(one.member.job == "worker" for one in self.processes):
             why = f"strategy.max_restarts = {most}, so the" if process.has_place else "the"
-            _print(f"{reason}; {why} training goes on without it; its log: {self.group.logs}")
+            _print(f"{reason}; {why} training continues without it; its log: {self.logs}")
             return
-        raise _Lost(f"{reason}, as all workers")
+        raise _Lost(f"{reason}; no workers are left")
 
-    def _failure(self, stage: str, answers: dict[OneProcess, Message], silent: list[OneProcess]) -> Exception:
+    def _failure(self, row: Stage[..., Any], answers: dict[OneProcess, Message], silent: list[OneProcess]) -> Exception:
         """Return one error for all answers: a user's mistake comes first, then a lost member, then a failure."""
         failed = [(process, reply) for process, reply in answers.items() if "error" in reply]
         failed.sort(key=lambda pair: (pair[1]["type"] == "StratagemError", pair[0] is not self.first))
         process, reply = failed[0]
         lost = [one for one, answer in failed if answer.get("lost_peer")]
-        if reply["type"] == "StratagemError" and lost and self._cluster is not None and STAGES[stage].is_shared:
+        if reply["type"] == "StratagemError" and lost and self._cluster is not None and row.is_shared:
             return _Lost(
                 f"{silent[0].member.name} no longer answers" if silent else f"{lost[0].member.name} lost its peers"
             )
@@ -259,47 +405,45 @@ class StageProcesses:
             stopped = ", ".join(one.member.name for one, answer in failed if answer.get("told_to_stop"))
             if self._cluster is None:
                 return Interrupted(str(error), Terminated.exit_code)
-            if self.group.is_foreign:
-                return Preempted(f"{stage} ended: {error}")
-            return _Lost(f"{stopped or 'another member'} was told to stop")
+            if self.is_foreign:
+                return Preempted(f"{row.name} ended: {error}")
+            return _Lost(f"{stopped or 'another member'} received a signal to stop")
         if process is not self.first and not isinstance(error, errors.UserError):
-            return StratagemError(f"{process.member.name}: {error}; its log: {self.group.logs}")
+            return StratagemError(f"{process.member.name}: {error}; its log: {self.logs}")
         return error
 
     def _restart(self, stage: str, reason: str) -> None:
         """End all processes, and restart them if that is allowed."""
-        self.group.kill()
+        for process in self.processes:
+            process.kill()
         self._broken = True
         if self._cluster is None:
             return
-        if self.group.is_foreign:
+        if self.is_foreign:
             raise StratagemError(
-                f"{stage} ended: {reason}. Have all members started again: the same command for each goes on from the "
-                f"latest checkpoint. The log: {self.group.logs}"
+                f"{stage} ended: {reason}. Start all members again: the same command for each continues from the "
+                f"latest checkpoint. The log: {self.logs}"
             )
         most = self._cluster.max_restarts
+        again = f"The same command continues from the latest checkpoint; the logs: {self.logs}"
         if len(self.restarts) >= most:
             raise StratagemError(
-                f"{stage} failed: {reason}, and strategy.max_restarts = {most} allows no further start. The same "
-                f"command goes on from the latest checkpoint; the logs: {self.group.logs}"
+                f"{stage} failed: {reason}, and strategy.max_restarts = {most} allows no further restart. {again}"
             )
         self.restarts.append(reason)
-        before = self.group.num_members
+        before = len(self._members)
         try:
-            self.group.place_again(self._cluster)
+            self._members = engines.members(self._cluster)
+            self._place()
         except UserError as error:  # The cluster has changed since the start; the settings have not.
-            raise StratagemError(
-                f"{stage} failed: {reason}; {error}. The same command goes on from the latest checkpoint; the logs: "
-                f"{self.group.logs}"
-            ) from None
-        count = self.group.num_members
-        fewer = before - count
-        left = f", {fewer} fewer" if fewer > 0 else ""
+            raise StratagemError(f"{stage} failed: {reason}; {error}. {again}") from None
+        count = len(self._members)
+        left = f", {before - count} fewer" if before > count else ""
         _print(
             f"{reason}; all {count} processes start again{left}, restart {len(self.restarts)} of {most}; "
-            f"logs: {self.group.logs}"
+            f"logs: {self.logs}"
         )
-        self.group.start()
+        self._start()
         self._broken = False
 
     def _interrupt(self) -> str | None:
@@ -309,17 +453,16 @@ class StageProcesses:
         """
 
         def stop_at_once(number: int, frame: object) -> None:
-            for process in self.group.processes:
-                process.kill_unawaited()
+            for process in self.processes:
+                process.send_signal(signal.SIGKILL)
             os.write(2, b"stopped at once; the next run, or `stratagem reconcile`, ends the run\n")
             os._exit(128 + number)
 
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        heard = [number for number in signals if signal.getsignal(number) != signal.SIG_IGN]  # As under nohup.
+        heard = [one for one in lifetime.STOP_SIGNALS if signal.getsignal(one) != signal.SIG_IGN]  # As under nohup.
         before = {number: signal.signal(number, stop_at_once) for number in heard}
         said = None
         try:
-            self.first.interrupt()
+            self.first.send_signal(signal.SIGINT)
             end = time.monotonic() + lifetime.GRACE_SECONDS
             while time.monotonic() < end:
                 process, reply = self._listen(watch=False)
@@ -336,8 +479,49 @@ class StageProcesses:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        self._broken = self._broken or len(self.group.processes) > 1  # The others wait for the chief's step.
+        self._broken = self._broken or len(self.processes) > 1  # The others wait for the chief's step.
         return said
+
+
+class Logs:
+    """A folder with a log for each member: in mlruns/logs/ until they train for a run, then in the run's folder."""
+
+    def __init__(self) -> None:
+        # The trials of a sweep have a cluster each, in threads of one process.
+        name = time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}-{uuid.uuid4().hex[:4]}", time.gmtime())
+        self._folder = _without_run() / name
+        self._folder.mkdir(parents=True)
+
+    def __str__(self) -> str:
+        """Return their folder, relative to the project's."""
+        return str(self._folder.relative_to(config.project_root()))
+
+    def of(self, name: str) -> Path:
+        """Return the log of a member, or of the engine that starts members on other machines."""
+        return self._folder / f"{name.replace(' ', '-')}.log"
+
+    def move_to(self, run_folder: Path) -> None:
+        """Keep them with a run from now on."""
+        folder = run_folder / "logs"
+        if self._folder.parent != folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._folder = self._folder.rename(folder / self._folder.name)
+            with contextlib.suppress(OSError):  # Other commands may have logs there.
+                _without_run().rmdir()
+
+    def close(self, went_well: bool) -> None:
+        """Remove empty logs; remove all of them if nothing failed and they belong to no run."""
+        unwanted = went_well and self._folder.parent == _without_run()
+        with contextlib.suppress(OSError):  # The folder stays as long as it has logs.
+            for log in self._folder.iterdir():
+                if unwanted or not log.stat().st_size:
+                    log.unlink()
+            self._folder.rmdir()
+            self._folder.parent.rmdir()
+
+
+def _without_run() -> Path:
+    return config.project_root() / "mlruns" / "logs"
 
 
 def _print(message: str) -> None:

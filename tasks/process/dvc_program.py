@@ -1,32 +1,30 @@
-"""`python -m tasks.process.dvc_program ACTION TARGET... [--force]`: the process in which DVC makes data, or moves
-them to its remote or from there, through its Python interface.
+"""DVC's Python interface, in a process of its own: makes data, or moves them to its remote or from there.
 
-A stage leaves its own error in the file STRATAGEM_ERROR; what DVC itself refuses is put there too, known by the class
-of its exception: one message whatever DVC calls it, and no second run to learn what the first one said.
+A stage leaves its own error in the file STRATAGEM_ERROR; what DVC itself refuses is known by the class of its
+exception: one message whatever DVC calls it, and no second run to learn what the first one said.
 """
 
-import argparse
 import contextlib
 import json
 import logging
 import os
+import shlex
 import sqlite3
 import sys
-import time
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from diskcache import Timeout
 from dvc.config import NoRemoteError
 from dvc.exceptions import DownloadError, DvcException, FileTransferError
-from dvc.lock import LockError
 from dvc.repo import Repo
 
-from tasks.system import errors, files, lifetime, messages, upstream
+from tasks import config
+from tasks.process import dvc
+from tasks.system import errors, messages, network
 from tasks.system.errors import StratagemError, UserError, causes
 
-BUSY_SECONDS = 600.0
 LOGGERS = ("dvc", "dvc_data", "dvc_objects")
 
 
@@ -42,24 +40,42 @@ class LastError(logging.Handler):
             self.error = record.exc_info[1]
 
 
-def reproduce(target: str, force: bool) -> None:
+def reproduce(target: str, force: bool, downloads: str | None) -> None:
     """Bring a stage and those before it up to date; wait for another command of DVC on the same files.
 
     Args:
         target: such as ``data/digits/dvc.yaml:prepare``.
         force: run that stage, and no other one, in any case.
+        downloads: the folder of archives that were brought by hand.
 
     Raises:
-        StratagemError: DVC cannot do it.
+        StratagemError: DVC cannot do it, or the stage's own error.
     """
-    heard = _listen()
+    if downloads is not None:
+        os.environ["STRATAGEM_DOWNLOADS"] = downloads
+    with tempfile.TemporaryDirectory() as folder:
+        problem = Path(folder) / "error"
+        os.environ["STRATAGEM_ERROR"] = str(problem)
+        try:
+            with _opened(target) as (repo, heard):
+                made = repo.reproduce([target], force=force, single_item=force)
+                if any(out.changed_cache() for stage in made for out in stage.outs if out.use_cache):
+                    raise heard.error or DvcException("its cache did not take all files")
+        except StratagemError:
+            if problem.exists():
+                raise errors.from_json(json.loads(problem.read_text(encoding="utf-8"))) from None
+            raise
 
-    def make(repo: Any) -> None:
-        made = repo.reproduce([target], force=force, single_item=force)
-        if any(out.changed_cache() for stage in made for out in stage.outs if out.use_cache):
-            raise heard.error or DvcException("its cache did not take all files")
 
-    _do(make, target)
+def is_up_to_date(target: str) -> bool:
+    """Return whether a stage, and all that it depends on, is done; False if DVC cannot say so. Nothing is made."""
+    _listen()
+    logging.getLogger("dvc").setLevel(logging.CRITICAL)  # No progress bar either.
+    try:
+        with Repo() as repo:
+            return not repo.status(targets=[target], with_deps=True)
+    except (DvcException, sqlite3.DatabaseError):
+        return False
 
 
 def push(targets: list[str]) -> None:
@@ -69,23 +85,18 @@ def push(targets: list[str]) -> None:
         targets: such as ``data/digits/dvc.yaml``.
 
     Raises:
-        UserError: there is no remote, it refuses, has no room, or the cache lacks what would be copied.
-        StratagemError: the remote does not answer, or DVC cannot do it.
+        UserError: there is no remote, or the cache lacks what would be copied.
+        StratagemError: DVC cannot do it.
     """
-    heard = _listen()
-
-    def copy(repo: Any) -> None:
-        remote = repo.cloud.get_remote()  # Without one, DVC copies nothing and calls it done.
+    with _opened(", ".join(targets)) as (repo, _):
+        repo.cloud.get_remote()  # Without one, DVC copies nothing and calls it done.
         for target in targets:
             if _lacks(repo, target):
                 raise UserError(  # DVC would push the rest, and call it done.
                     f"{target}: DVC's cache lacks some of the data that dvc.lock names, so they cannot be pushed. Pull "
-                    "them, or make them again: stratagem prepare --force"
+                    "them, or prepare them again: stratagem data prepare --force"
                 )
-        with _errors_of(remote, heard):
-            print(f"pushed {repo.push(targets=targets):,} files", file=sys.stderr)
-
-    _do(copy, ", ".join(targets))
+        print(f"pushed {repo.push(targets=targets):,} files", file=sys.stderr)
 
 
 def pull(targets: list[str]) -> None:
@@ -95,22 +106,22 @@ def pull(targets: list[str]) -> None:
         targets: such as ``data/digits/dvc.yaml``.
 
     Raises:
-        UserError: there is no remote, it refuses, or files of the user's are in the place of the data.
-        StratagemError: the remote does not answer or lacks some of them, or DVC cannot do it.
+        UserError: there is no remote, or files of the user's are in the place of the data.
+        StratagemError: the remote lacks some of them, or DVC cannot do it.
     """
-    heard = _listen()
-
-    def copy(repo: Any) -> None:
-        remote = repo.cloud.get_remote()  # As above.
-        # What is lacking is looked for below.
-        with contextlib.suppress(DownloadError), _errors_of(remote, heard, lacking=FileNotFoundError):
+    with _opened(", ".join(targets)) as (repo, heard):
+        repo.cloud.get_remote()  # As above.
+        try:
             print(f"pulled {repo.fetch(targets=targets):,} files", file=sys.stderr)
+        except DownloadError:
+            if not isinstance(heard.error, FileNotFoundError):  # What is lacking is looked for below.
+                raise
         for target in targets:
             # Before anything in the folder is touched: DVC removes all of one that it cannot make whole.
             if _lacks(repo, target):
                 raise StratagemError(
-                    f"{target}: the remote lacks some of the data that dvc.lock names: where they were made, push them "
-                    "(stratagem data push), or make them here (stratagem prepare)"
+                    f"{target}: the remote lacks some of the data that dvc.lock names: push them from where they were "
+                    "prepared (stratagem data push), or prepare them here (stratagem data prepare)"
                 )
         try:
             repo.checkout(targets=targets)
@@ -120,11 +131,9 @@ def pull(targets: list[str]) -> None:
             folders = " and ".join(f"{os.path.dirname(target)}/prepared" for target in targets)
             said = " ".join(str(error).split())[:500]
             raise UserError(
-                f"{', '.join(targets)}: files of yours are in the place of the data (DVC: {said}). Move {folders} "
+                f"{', '.join(targets)}: your own files are where the data belong (DVC: {said}). Move {folders} "
                 "away, then pull again"
             ) from None
-
-    _do(copy, ", ".join(targets))
 
 
 def _lacks(repo: Any, target: str) -> bool:
@@ -132,105 +141,43 @@ def _lacks(repo: Any, target: str) -> bool:
     return any(out.changed_cache() for stage in repo.stage.collect(target) for out in stage.outs)
 
 
-@contextlib.contextmanager
-def _errors_of(remote: Any, heard: LastError, lacking: type[OSError] | tuple[()] = ()) -> Iterator[None]:
-    """Raise one message of ours for what a remote's package raises, which DVC passes on, or logs for each file.
-
-    Args:
-        remote: DVC's.
-        heard: what DVC logs.
-        lacking: what a file is told by that the remote does not have; it is raised as it is.
-
-    Raises:
-        UserError: the remote refuses, or has no room.
-        StratagemError: it does not answer.
-    """
-    try:
-        yield
-    except Exception as error:
-        cause = heard.error if isinstance(error, FileTransferError) else error
-        if cause is None or remote.fs.protocol == "local" or isinstance(cause, lacking) or _is_of_here(cause):
-            raise
-        from tasks.runs.remote import address  # A third of a second, which a stage that is made need not wait for.
-
-        url = remote.fs.unstrip_protocol(remote.path)
-        key = f"DVC's remote '{remote.name}' ({url})"
-        refused = address.refusal(cause, url, key)
-        raise refused or StratagemError(f"{address.no_answer(cause, key)}. Run again when it does") from error
-
-
-def _is_of_here(error: BaseException) -> bool:
-    """Return whether an error is DVC's, a file's on this machine, or a mistake in code, and not the remote's."""
-    if isinstance(error, OSError):
-        return error.filename is not None or error.errno in files.DISK_FULL_NUMBERS
-    ours = (DvcException, StratagemError, sqlite3.Error, Timeout)
-    return isinstance(error, ours) or type(error).__module__ == "builtins"
-
-
 def _listen() -> LastError:
     heard = LastError()
     for name in LOGGERS:
         logging.getLogger(name).handlers = [heard]
-    upstream.end_on_a_full_disk()
     return heard
 
 
-def _do(work: Callable[[Any], None], target: str) -> None:
-    """Let DVC work; wait for another command of DVC on the same files."""
-    waiting_since = time.monotonic()
-    while True:
-        try:
-            with Repo() as repo:
-                work(repo)
-            return
-        except NoRemoteError:
-            raise UserError(
-                "DVC has no remote, where data are pushed to and pulled from. Add one: "
-                "dvc remote add --default storage URL (a folder, s3://, gs://, azure://, ssh://)"
-            ) from None
-        except (DvcException, OSError, sqlite3.Error, Timeout) as error:
-            chain = list(causes(error))
-            if not any(isinstance(cause, LockError) for cause in chain):
-                raise _explain(target, chain) from error
-            if time.monotonic() - waiting_since > BUSY_SECONDS:
-                raise StratagemError(
-                    "another command of DVC has been at work for ten minutes: wait for it, then run again"
-                ) from error
-        if lifetime.input_closes_within(2):
-            raise StratagemError("the process that started this one has gone")
+@contextlib.contextmanager
+def _opened(target: str) -> Iterator[tuple[Any, LastError]]:
+    """Open DVC's repository, and raise its errors as ours; it waits for another command of DVC on the same files."""
+    heard = _listen()
+    try:
+        with Repo(_wait_for_lock=True) as repo:
+            yield repo, heard
+    except StratagemError:
+        raise
+    except NoRemoteError:
+        raise UserError(
+            "DVC has no remote to push data to or pull them from. Add one: "
+            "dvc remote add --default storage URL (a folder, s3://, gs://, azure://, ssh://)"
+        ) from None
+    except Exception as error:  # DVC passes on what each remote's package raises.
+        cause = heard.error if isinstance(error, FileTransferError) and heard.error is not None else error
+        chain = causes(cause)
+        is_of_database = any(isinstance(one, sqlite3.DatabaseError) for one in chain)
+        if is_of_database and (damaged := dvc.damaged_databases(config.project_root())):
+            raise StratagemError(
+                f"{target}: {damaged[0]} is damaged. Remove it, and DVC makes it again: "
+                f"rm {shlex.quote(str(damaged[0]))}"
+            ) from error
+        raise _explain(target, chain) from error
 
 
 def _explain(target: str, chain: list[BaseException]) -> StratagemError:
     """Return the one message for why DVC failed: the innermost cause says it."""
     place = f"{target.rpartition('/')[0]}, or DVC's cache of it,"
-    if full := files.find_full_disk(chain[0], place):
-        return full
-    if isinstance(chain[0], Timeout) and files.out_of_inodes():
-        return files.full_disk_error(place)
-    if (words := messages.translate(chain[0])) is not None:
-        return StratagemError(f"{target}: {words}")
-    said = " ".join(str(chain[-1]).split()) or type(chain[-1]).__name__
-    return StratagemError(f"{target}: DVC could not make it ({said[:500]})")
-
-
-def main() -> None:
-    """Do one thing, and end with the exit code of its error, which lies in STRATAGEM_ERROR."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("action", choices=["repro", "push", "pull"])
-    parser.add_argument("targets", nargs="+")
-    parser.add_argument("--force", action="store_true")
-    arguments = parser.parse_args()
-    try:
-        if arguments.action == "repro":
-            reproduce(arguments.targets[0], arguments.force)
-        else:
-            {"push": push, "pull": pull}[arguments.action](arguments.targets)
-    except StratagemError as error:
-        error_file = Path(os.environ["STRATAGEM_ERROR"])
-        if not error_file.exists():  # Else the stage has said what went wrong.
-            error_file.write_text(json.dumps(errors.to_json(error)), encoding="utf-8")
-        sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main()
+    if (explained := messages.explain(chain[0], place, f"{target}: ")) is not None:
+        return explained
+    said = network.without_secrets(f"{type(chain[-1]).__name__}: {' '.join(str(chain[-1]).split())}")
+    return StratagemError(f"{target}: DVC says: {said[:500]}")

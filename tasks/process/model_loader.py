@@ -8,6 +8,7 @@ evaluation, because it imports the framework, which takes 4 to 5 s of processor 
 import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -20,9 +21,8 @@ from typing import Any
 import numpy as np
 
 from tasks import config
-from tasks.process.child import Child, stage_command
-from tasks.process.environment import stage_environment
-from tasks.records import TrainingResult
+from tasks.process.child import Child, Message, stage_command, stage_environment
+from tasks.records import RolledBack, TrainingResult
 from tasks.system import lifetime
 from tasks.system.errors import StratagemError, cut
 from tasks.system.imports import import_quietly
@@ -35,14 +35,11 @@ class ModelLoader:
         self._child: Child | None = None
         self._only_keras = False
 
-    def choose(self, settings: config.Settings, training: TrainingResult) -> None:
-        """Choose the process that loads the models of a run back."""
+    def get_ready(self, settings: config.Settings, training: TrainingResult) -> None:
+        """Choose the process that loads the models of a run back; start the child process if they need one, and return
+        at once."""
         files = [config.project_root() / file for file in {training.final_model, training.best_model}]
         self._only_keras = settings.strategy.cluster is None and all(map(_names_only_keras, files))
-
-    def get_ready(self, settings: config.Settings, training: TrainingResult) -> None:
-        """Start the child process if the models of a run need one; return at once."""
-        self.choose(settings, training)
         if not self._only_keras:
             self._start()
 
@@ -58,14 +55,15 @@ class ModelLoader:
         Raises:
             StratagemError: it raised something, or the process died.
         """
+        request = {"what": what, "features": {name: str(path) for name, path in features.items()}, "rows": rows}
+        request["arguments"] = arguments
         # A champion's file ("score") may name classes that the run's files do not.
         if self._only_keras and what == "load_back":
-            return _compute_here(features, rows, arguments)
+            return _compute_here(request)
         child = self._start()
         with tempfile.TemporaryDirectory() as folder:
             to = Path(folder) / "outputs.npy"
-            paths = {name: str(path) for name, path in features.items()}
-            child.send({"what": what, "features": paths, "rows": rows, "arguments": arguments, "to": str(to)})
+            child.send({**request, "to": str(to)})
             try:
                 answer = next(child.messages(), None)
             except BaseException:  # An answer that comes later must not be taken for the next one.
@@ -84,7 +82,7 @@ class ModelLoader:
             backend = os.environ.get("KERAS_BACKEND", "tensorflow")
             environment = {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
             everything = {**stage_environment(None), **environment}
-            self._child = Child(stage_command("load_back"), everything, log=Path(os.devnull))
+            self._child = Child(stage_command("load_back"), everything, stderr=subprocess.DEVNULL)
         return self._child
 
     def close(self) -> None:
@@ -98,6 +96,14 @@ LOADER = ModelLoader()
 """The loader of this process."""
 
 
+def roll_back(model: str) -> RolledBack:
+    """Move the alias `champion` of a registered model back to its previous version, see ``register.rollback``."""
+    import_quietly("tasks.register")
+    from tasks.register import rollback
+
+    return rollback(model, LOADER.ask)
+
+
 def _names_only_keras(file: Path) -> bool:
     """Return whether a .keras file names only classes and functions of Keras."""
     if not zipfile.is_zipfile(file):
@@ -108,26 +114,22 @@ def _names_only_keras(file: Path) -> bool:
     return all(module.partition(".")[0] == "keras" for module in modules)
 
 
-def _compute_here(features: Mapping[str, Path], rows: list[int] | None, arguments: Mapping[str, Any]) -> Any:
+def _compute_here(request: Message) -> Any:
     """Load a model back in this process, without its other models and the classes that they registered."""
     import keras
 
     keras.backend.clear_session()  # This also resets the dtype policy and the distribution.
     known = keras.saving.get_custom_objects()
-    registered, uri = dict(known), os.environ.get("MLFLOW_TRACKING_URI")
+    registered = dict(known)
     known.clear()
     try:
         with keras.device("cpu:0"):
-            return _compute(_functions()["load_back"], features, rows, arguments)
+            return _compute(request, _functions())
     finally:
         known.update(registered)
-        if uri is None:
-            os.environ.pop("MLFLOW_TRACKING_URI", None)
-        else:
-            os.environ["MLFLOW_TRACKING_URI"] = uri
 
 
-def serve(write: Callable[[dict[str, Any]], None]) -> None:
+def serve(write: Callable[[Message], None]) -> None:
     """Answer the requests of ``ModelLoader.ask`` in the child process, until standard input closes."""
     requests: SimpleQueue[str] = SimpleQueue()
     lifetime.when_input_closes(lambda: os._exit(0), requests.put)
@@ -138,8 +140,7 @@ def serve(write: Callable[[dict[str, Any]], None]) -> None:
     while True:
         request = json.loads(requests.get())
         try:
-            found = _compute(functions[request["what"]], request["features"], request["rows"], request["arguments"])
-            np.save(request["to"], found)
+            np.save(request["to"], _compute(request, functions))
             write({})
         except StratagemError as error:
             write({"error": str(error)})
@@ -153,17 +154,14 @@ def _functions() -> dict[str, Callable[..., Any]]:
     return {"load_back": models.predict, "score": outputs.of_keras_file}
 
 
-def _compute(
-    function: Callable[..., Any],
-    features: Mapping[str, str | Path],
-    rows: list[int] | None,
-    arguments: Mapping[str, Any],
-) -> Any:
+def _compute(request: Message, functions: Mapping[str, Callable[..., Any]]) -> Any:
     try:
-        arrays = {name: np.load(path, mmap_mode="r") for name, path in features.items()}
-        if rows is not None:
-            arrays = {name: np.asarray(array[rows]) for name, array in arrays.items()}
-        return function(features=arrays, **arguments)
+        arrays = {name: np.load(path, mmap_mode="r") for name, path in request["features"].items()}
+        if request["rows"] is not None:
+            arrays = {name: np.asarray(array[request["rows"]]) for name, array in arrays.items()}
+        return functions[request["what"]](features=arrays, **request["arguments"])
+    except StratagemError:  # Such as a file that was changed.
+        raise
     except Exception as error:
         if os.environ.get("STRATAGEM_DEBUG"):
             raise StratagemError(traceback.format_exc()) from None

@@ -1,27 +1,23 @@
 """The members of a cluster on other machines, and the process here that has an engine start them: the module ``ENGINE``
-of the engine, see `engines.Placing`."""
+of the engine, see `engines.find_placing`."""
 
 import contextlib
 import json
 import os
-import secrets
 import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 from tasks import config
 from tasks.process.child import Child, Message
-from tasks.strategies import engines
-from tasks.strategies.engines import Member, Placed
+from tasks.strategies.engines import Member
 from tasks.system import errors, lifetime
 from tasks.system.errors import Interrupted, StratagemError
-
-CONNECT_SECONDS = 120.0
-POLL_SECONDS = 1.0
 
 _waiting: "set[Allocation]" = set()
 """Of all threads."""
@@ -30,7 +26,7 @@ _waiting: "set[Allocation]" = set()
 def stop_waiting() -> None:
     """Make every thread that waits for places raise Interrupted."""
     for one in list(_waiting):
-        one.stop_waiting()
+        one.take(errors.to_json(Interrupted("interrupted while waiting for places on the cluster")))
 
 
 class Allocation:
@@ -38,74 +34,59 @@ class Allocation:
 
     def __init__(
         self,
+        engine: str,
         section: config.Cluster,
         counts: Sequence[int],
         cpus: int | None,
-        environment: Mapping[str, str],
         log: Path,
         replies: "SimpleQueue[Any]",
     ) -> None:
         """Reserve the places; it may take as long as others use the machines.
 
         Args:
-            section: the strategy's.
+            engine: the module that talks to the engine.
+            section: the strategy's settings.
             counts: allowed numbers of workers, the largest first.
             cpus: cores of each process; None leaves that to the engine.
-            environment: of every process; a member adds its own.
-            log: for the engine's messages; a file in its folder shows whether the machines share that folder.
+            log: for the engine's messages; whether the machines find it shows that they share the project's folder.
             replies: receives the messages of each member, and None at its end.
 
         Raises:
-            UserError: the engine is not installed, has too few machines, or these have other folders, packages or code.
-            StratagemError: the engine does not answer.
+            UserError: the engine is not installed, has too few machines, or these do not share the project's folder.
+            StratagemError: the process that talks to the engine has ended.
         """
-        engine = engines.find_placing(section)
-        if engine is None:
-            raise ValueError(f"{section.launcher} places nothing")
         self._replies = replies
-        self._environment = {name: value for name, value in environment.items() if not name.startswith("RAY_")}
         self._answers: SimpleQueue[Message] = SimpleQueue()
         self._at: dict[int, PlacedProcess] = {}
-        self._writing = threading.Lock()
-        token, token_file = secrets.token_hex(16), log.with_suffix(".token")
-        token_file.write_text(token, encoding="ascii")
-        ray = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
-        self._process = Child([sys.executable, "-m", engine.ENGINE], ray, log=log)
-        self._process.listen(self._take)
+        with log.open("ab") as stderr:
+            environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+            self._process = Child([sys.executable, "-m", engine], environment, stderr=stderr)
+        self._process.listen(self.take)
+        asked = {"section": section.model_dump(mode="json"), "counts": list(counts), "cpus": cpus}
+        self._process.send({**asked, "log": str(log.resolve())})
+        _waiting.add(self)
         try:
-            folder = str(config.project_root().resolve())
-            where = {"project": folder, "token": token, "token_file": str(token_file.resolve())}
-            self._write({**engine.request(section, counts, cpus), **where})
-            _waiting.add(self)
-            self._answer("connected", CONNECT_SECONDS)
-            places = [Placed(**place) for place in self._answer("placed", None)["placed"]]
-            self.cpus = places[0].cores
-            """Cores of each process."""
-            self.members: list[Member] = engine.members_at(section, places)
-            """The chief first."""
+            while "members" not in (answer := self._answers.get()):
+                if "error" in answer:
+                    raise errors.from_json(answer)
+                print(answer["waits"], file=sys.stderr, flush=True)
         except BaseException:
             self.close()
             raise
         finally:
             _waiting.discard(self)
-            token_file.unlink()
+        self.cpus: int = answer["cores"]
+        """Cores of each process."""
+        self.members = [Member(**one) for one in answer["members"]]
+        """The chief first."""
 
-    def stop_waiting(self) -> None:
-        """Interrupt the thread that waits for the places."""
-        self._answers.put(errors.to_json(Interrupted("it waited for its places")))
-
-    def open(self, member: Member, entry: str, log: Path | None) -> "PlacedProcess":
-        """Start a member at its place: `python -m tasks ENTRY`."""
+    def open(self, member: Member, entry: str, environment: Mapping[str, str], log: Path | None) -> "PlacedProcess":
+        """Start a member at its place: `python -m tasks ENTRY`; the arguments are those of `cluster.MemberProcess`."""
         place = self.members.index(member)
-        environment = {**self._environment, **member.environment}
-        # The chief writes to the terminal; only its libraries write to the log.
-        kept = str(log) if log is not None and entry != "serve" else None
-        if log is not None:
-            environment["STRATAGEM_LOG"] = str(log)
-        process = PlacedProcess(member, entry, lambda do, *given: self._tell(place, do, *given), self._replies)
-        self._at[place] = process
-        folder = str(config.project_root().resolve())
-        self._tell(place, "start", ["-m", "tasks", entry], folder, environment, kept)
+        process = self._at[place] = PlacedProcess(member, entry, partial(self._tell, place), self._replies)
+        given = {name: value for name, value in environment.items() if not name.startswith("RAY_")}
+        log_file = str(log) if log is not None else None
+        self._tell(place, "start", ["-m", "tasks", entry], str(config.project_root().resolve()), given, log_file)
         return process
 
     def close(self) -> None:
@@ -113,36 +94,16 @@ class Allocation:
         self._process.close()
 
     def _tell(self, place: int, do: str, *arguments: Any) -> None:
-        self._write({"member": place, "do": do, "arguments": arguments})
+        with contextlib.suppress(ValueError):  # It is closed already; its end is among the answers.
+            self._process.send({"member": place, "do": do, "arguments": arguments})
 
-    def _write(self, message: Message) -> None:
-        with self._writing, contextlib.suppress(ValueError):  # It is closed already; its end is among the answers.
-            self._process.send(message)
-
-    def _answer(self, name: str, seconds: float | None) -> Message:
-        """Wait for an answer of that name."""
-        waited = 0.0
-        while True:
-            try:
-                answer = self._answers.get(timeout=POLL_SECONDS)
-            except Empty:
-                waited += POLL_SECONDS
-                if seconds is not None and waited > seconds:
-                    raise StratagemError(f"the cluster does not answer: nothing came within {seconds:g} s") from None
-                continue
-            if "error" in answer:
-                raise errors.from_json(answer)
-            if "waits" in answer:
-                print(answer["waits"], file=sys.stderr, flush=True)
-            if name in answer:
-                return answer
-
-    def _take(self, message: Message | None) -> None:
+    def take(self, message: Message | None) -> None:
+        """Handle a message from the engine's process; None is its end."""
         if message is None:
-            gone = "the process that asks the cluster for its places has ended"
+            gone = "the process that reserves places on the cluster has ended"
             for process in list(self._at.values()):
                 process.take({"ended": gone, "lost": True})
-            self._answers.put({"error": gone, "type": StratagemError.__name__})
+            self._answers.put(errors.to_json(StratagemError(gone)))
         elif "member" in message:
             self._at[message["member"]].take(message)
         else:
@@ -158,8 +119,6 @@ class PlacedProcess:
         """Begin to listen to a process; `Allocation.open` starts it."""
         self.member = member
         self.entry = entry
-        self.has_begun = False
-        self.silent_seconds = 0.0
         self.has_place = True
         """Whether it can be restarted at the same place."""
         self._tell = tell
@@ -175,7 +134,7 @@ class PlacedProcess:
         elif "line" in message:
             with contextlib.suppress(ValueError):  # A process that is killed leaves half a line.
                 self._replies.put((self, json.loads(message["line"])))
-        elif "ended" in message and not self._over.is_set():
+        elif not self._over.is_set():
             self.has_place = not message.get("lost", False)
             self._death = message["ended"]
             self._over.set()
@@ -195,17 +154,13 @@ class PlacedProcess:
         """Send a request; a process that has died does not read it, and its end is among the replies."""
         self._tell("send", json.dumps(request))
 
-    def interrupt(self) -> None:
-        """Stop the running stage."""
-        self._tell("signal", signal.SIGINT)
-
-    def kill_unawaited(self) -> None:
-        """End the process at once."""
-        self._tell("signal", signal.SIGKILL)
+    def send_signal(self, number: int) -> None:
+        """Send it a signal: SIGINT stops the running stage."""
+        self._tell("signal", number)
 
     def kill(self) -> None:
         """End the process at once, even a stopped one, and wait for it."""
-        self.kill_unawaited()
+        self.send_signal(signal.SIGKILL)
         self._over.wait(lifetime.GRACE_SECONDS)  # A machine that is gone does not answer.
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""The stage process, a worker, or a TensorFlow server: reads requests from standard input, writes answers to standard
-output, both as JSON lines. `client` is the other half of the protocol."""
+"""The stage process, a worker, a process for one call, or a TensorFlow server: reads requests from standard input,
+writes answers to standard output, both as JSON lines. `client` and `child` are the other half of the protocol."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, get_type_hints
@@ -17,9 +17,9 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter
 
 from tasks import config
-from tasks.process.stages import STAGES
-from tasks.records import Record
-from tasks.system import clock, errors, files, lifetime, messages, network, upstream
+from tasks.process.child import Message
+from tasks.process.stages import STAGES, Stage
+from tasks.system import errors, lifetime, network, upstream
 from tasks.system.errors import StratagemError
 from tasks.system.imports import import_quietly
 
@@ -63,76 +63,72 @@ class Answers:
         threading.Thread(target=beat_on, daemon=True).start()
 
 
-class Stages:
-    """Runs stages on request, one after another."""
-
-    def __init__(self, chief: bool, beat: Callable[[], None]) -> None:
-        self._chief = chief
-        self._beat = beat
-        self._stop = threading.Event()
-        """Set when this process is told to stop while it trains."""
-
-    def answer(self, stage: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Run a stage; return its record, or its error, as JSON values."""
+def _answer(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: Answers) -> Message:
+    """Run the function of a row; return its result, or its error, as JSON values."""
+    stop = threading.Event()  # Set when this process receives a signal to stop while it trains.
+    try:
         try:
-            try:
-                record = self._run(stage, arguments)
-                return {"record": record.model_dump(mode="json") if isinstance(record, Record) else None}
-            finally:
-                lifetime.ignore_signals()
-        except KeyboardInterrupt:
-            return errors.to_json(errors.Interrupted(f"{stage} was interrupted"))
-        except StratagemError as error:
-            return {**errors.to_json(error), "told_to_stop": self._stop.is_set()}
-        except Exception as error:
-            lost = type(error).__name__ in LOST_PEER or LOST_PORT in str(error) or upstream.is_lost_peer(error)
-            return {**errors.to_json(unexpected(stage, error)), "lost_peer": lost}
-
-    def _run(self, stage: str, arguments: dict[str, Any]) -> Any:
-        row = STAGES[stage]
-        self._stop.clear()
-        if row.stops_gently:
-            lifetime.set_on_signal(self._stop)
-        else:
-            lifetime.raise_on_signal()
-        settings = config.parse(arguments.pop("settings"))
-        function = row.load(self._chief)
-        types = get_type_hints(function)
-        given = {name: TypeAdapter(types[name]).validate_python(value) for name, value in arguments.items()}
-        if row.stops_gently:
-            given["stop"] = self._stop
-        if settings.strategy.cluster is not None and row.is_shared:
-            from tasks import strategies
-
-            # TensorFlow holds Python's lock while it waits for the other members: until then no thread can send a
-            # heartbeat, or see standard input close.
-            with lifetime.ended_by_the_kernel():
-                strategies.build(settings.strategy)
-            self._beat()
-        with clock.span("stages", stage):
-            return function(settings, **given)
+            found = _run(row, given, chief, answers, stop)
+            return {"record": None if row.output is object else TypeAdapter(row.output).dump_python(found, mode="json")}
+        finally:
+            lifetime.ignore_signals()
+    except KeyboardInterrupt:
+        return errors.to_json(errors.Interrupted(f"{row.name} was interrupted"))
+    except StratagemError as error:
+        return {**errors.to_json(error), "told_to_stop": stop.is_set()}
+    except Exception as error:
+        cause = type(error).__name__
+        lost = cause in LOST_PEER or LOST_PORT in str(error) or upstream.is_lost_peer(error)
+        return {**errors.to_json(unexpected(row.name, error)), "lost_peer": lost, "cause": cause}
 
 
-def serve(chief: bool) -> None:
+def _run(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: Answers, stop: threading.Event) -> Any:
+    if row.stops_gently:
+        lifetime.set_on_signal(stop)
+    else:
+        lifetime.raise_on_signal()
+    if "settings" in given:
+        given["settings"] = config.parse(given["settings"])
+    module, _, name = str(row.function if chief else row.workers).partition(":")
+    if row.imports_framework:
+        import_quietly(module)
+    function = getattr(import_module(module), name)
+    types = get_type_hints(function)  # They say which records the JSON values are.
+    arguments = {name: TypeAdapter(types[name]).validate_python(value) for name, value in given.items()}
+    arguments |= {name: own for name, own in {"stop": stop, "tell": answers.write}.items() if name in types}
+    if row.is_shared and given["settings"].strategy.cluster is not None:
+        from tasks import strategies
+
+        # TensorFlow holds Python's lock while it waits for the other members: until then no thread can send a
+        # heartbeat, or see standard input close.
+        with lifetime.ended_by_the_kernel():
+            strategies.build(given["settings"].strategy)
+        answers.beat()
+    return function(**arguments)
+
+
+def serve(entry: str) -> None:
     """Answer requests until standard input closes.
 
     Args:
-        chief: whether this process also tracks, evaluates and registers.
+        entry: ``serve`` also tracks, evaluates and registers; ``assist`` is another worker; ``call`` ends with its
+            answer.
     """
     answers = Answers()
-    if chief and (log := os.environ.get("STRATAGEM_LOG")):
+    if entry == "serve" and (log := os.environ.get("STRATAGEM_LOG")):
         _put_noise_aside(Path(log))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Nothing has begun: Ctrl-C need not wait for the imports.
     requests: SimpleQueue[str] = SimpleQueue()
     lifetime.when_input_closes(lambda: os._exit(0), requests.put)
-    # Now, while the flow's process is starting Prefect and DVC.
-    with clock.span("stages", "import TensorFlow, Keras, MLflow"):
-        import_quietly("tasks.process.tracked" if chief else "tasks.evaluate", "tasks.train")
-    lifetime.ignore_signals()
-    stages = Stages(chief, answers.beat)
+    if entry != "call":  # Now, while the flow's process is starting Prefect and DVC.
+        import_quietly("tasks.process.tracked" if entry == "serve" else "tasks.evaluate", "tasks.train")
+        lifetime.ignore_signals()
     while True:
         request = json.loads(requests.get())
-        answers.write({"id": request["id"], **stages.answer(request["stage"], request["arguments"])})
+        answer = _answer(STAGES[request["stage"]], request["arguments"], entry != "assist", answers)
+        answers.write({"id": request["id"], **answer})
+        if entry == "call":
+            return
 
 
 def run_tf_server() -> None:
@@ -158,12 +154,10 @@ def _put_noise_aside(log: Path) -> None:
 
 def unexpected(stage: str, error: Exception) -> StratagemError:
     """Return one message for an unexpected error; --debug also prints its traceback."""
+    from tasks.system import messages
+
     if os.environ.get("STRATAGEM_DEBUG"):
         print(network.without_secrets(traceback.format_exc()), file=sys.stderr)
-    if full := files.find_full_disk(error, f"{config.project_root()}, or the temporary folder,"):
-        return full
-    if forbidden := files.find_no_access(error):
-        return forbidden
     if (
         isinstance(error, MemoryError)
         or type(error).__name__ == "ResourceExhaustedError"
@@ -171,10 +165,11 @@ def unexpected(stage: str, error: Exception) -> StratagemError:
     ):
         return StratagemError(
             f"{stage} ran out of memory ({type(error).__name__}): give a smaller train.global_batch_size or "
-            "train.per_replica_batch_size, or another strategy; the same command goes on from the latest checkpoint"
+            "train.per_replica_batch_size, or another strategy; the same command continues from the latest checkpoint"
         )
-    if (words := messages.translate(error)) is not None:
-        return StratagemError(f"{stage} failed: {words}")
+    place = f"{config.project_root()}, or the temporary folder,"
+    if (explained := messages.explain(error, place, f"{stage} failed: ")) is not None:
+        return explained
     # TensorFlow and Keras put the cause last, after the user code that led there.
     cause = (str(error).strip() or "no message").splitlines()[-1].strip()
-    return StratagemError(f"{stage} failed: {type(error).__name__}: {cause} (the whole story: --debug)")
+    return StratagemError(f"{stage} failed: {type(error).__name__}: {cause} (--debug shows the traceback)")

@@ -1,5 +1,8 @@
-"""The table of stages: all that a command can ask of its stage process. `client` asks and `serve` answers by it: a new
-stage is one row.
+"""The table of stages: all that a command can have another process do. `client` and `child` ask, and `serve` answers by
+it: a new stage is one row.
+
+The stage process has the environment of some settings and serves one stage after another; a call has a process of its
+own, for one thing.
 
 A row names its function: mypy checks what callers give and get by the signature of that function, and the stage process
 turns what it is sent into the records that the signature asks for. The process of a command never imports the function,
@@ -8,32 +11,41 @@ for that would import a framework.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from tasks.config import Settings
+from tasks.process import child
 from tasks.records import (
     Comparison,
+    Ended,
     EvaluationResult,
     ExportedModel,
-    LoggedModel,
+    ModelVersion,
     Pace,
+    Predicted,
     RegisteredModel,
+    RolledBack,
     Run,
+    Sync,
     TrainingResult,
 )
 
 if TYPE_CHECKING:
+    from tasks import download
     from tasks import evaluate as evaluation
     from tasks import train as training
-    from tasks.process import tracked
+    from tasks.process import dvc_program, experiments, model_loader, tracked
+    from tasks.reports import page
     from tasks.serving import export as exporting
+    from tasks.serving import predict as predicting
+    from tasks.serving import server
+    from tasks.system import imports
+    from tasks.tracking import copier, lifecycle, models, registry
     from tasks.training import step_time
 else:
 
     class _Elsewhere:
-        """A module that only the stage process imports; an attribute is the address of a function, ``module:name``."""
+        """A module that only the other process imports; an attribute is the address of a function, ``module:name``."""
 
         def __init__(self, module: str) -> None:
             self._module = module
@@ -42,8 +54,14 @@ else:
             return f"{self._module}:{name}"
 
     evaluation, training = _Elsewhere("tasks.evaluate"), _Elsewhere("tasks.train")
-    tracked = _Elsewhere("tasks.process.tracked")
+    experiments, tracked = _Elsewhere("tasks.process.experiments"), _Elsewhere("tasks.process.tracked")
     exporting, step_time = _Elsewhere("tasks.serving.export"), _Elsewhere("tasks.training.step_time")
+    download, dvc_program = _Elsewhere("tasks.download"), _Elsewhere("tasks.process.dvc_program")
+    lifecycle, models = _Elsewhere("tasks.tracking.lifecycle"), _Elsewhere("tasks.tracking.models")
+    registry, copier = _Elsewhere("tasks.tracking.registry"), _Elsewhere("tasks.tracking.copier")
+    predicting, server = _Elsewhere("tasks.serving.predict"), _Elsewhere("tasks.serving.server")
+    model_loader, page = _Elsewhere("tasks.process.model_loader"), _Elsewhere("tasks.reports.page")
+    imports = _Elsewhere("tasks.system.imports")
 
 P = ParamSpec("P")
 Output = TypeVar("Output")
@@ -54,34 +72,45 @@ class Stage(Generic[P, Output]):
     """A row of the table."""
 
     name: str
-    function: Callable[Concatenate[Settings, P], Output]
+    function: Callable[P, Output]
+    """Takes the settings first, if it runs in the stage process."""
     output: type[Output]
     workers: Callable[..., object] | None = None
     """What the other workers of a cluster run meanwhile, on their part of the data; None if the chief works alone."""
     starts_run: bool = False
-    """Whether a run begins or goes on with it: before that, all members of a cluster run ``check``."""
+    """Whether a run starts or resumes with it: before that, all members of a cluster run ``check``."""
     stops_gently: bool = False
-    """Whether it ends after its next step when it is told to stop: its functions take the event ``stop``."""
+    """Whether it ends after its next step when it receives a signal to stop: its functions take the event ``stop``."""
     on_cpu: bool = False
     """Whether it computes with TensorFlow on the CPU, whatever the run was trained on. A GPU rounds float32 to TF32,
     which would hide the error of a wrongly exported model."""
+    is_call: bool = False
+    """Whether it has a process of its own, which ends with its answer."""
+    imports_framework: bool = False
+    """Whether the start-up lines of a framework are held back meanwhile."""
+    ends_itself: bool = False
+    """Whether its own process gets SIGTERM when this command is interrupted, and time to end what it has started;
+    Ctrl-C at a terminal reaches only the command. Any other one reads from the terminal, and is killed."""
 
-    def __call__(self, settings: Settings, *unnamed: P.args, **given: P.kwargs) -> Output:
-        """Run it in the stage process of this command, see ``client.call``; arguments have their names."""
+    def __call__(self, *unnamed: P.args, **given: P.kwargs) -> Output:
+        """Run it in the stage process of this command (``client.call``), or in its own (``child.call``). The settings
+        come first; other arguments have their names.
+
+        Raises:
+            StratagemError: its own error; or its process died.
+            BrokenPipeError: nobody reads what its own process writes any more.
+        """
+        if self.is_call:
+            return child.call(self, given)
         from tasks.process import client  # It needs the table.
 
-        return client.call(self, settings, *unnamed, **given)
+        settings: Any = unnamed[0]
+        return client.call(self, settings, **given)
 
     @property
     def is_shared(self) -> bool:
         """Whether all workers of a cluster take part."""
         return self.workers is not None
-
-    def load(self, chief: bool) -> Callable[..., Any]:
-        """Import and return the function of the chief, or of another worker."""
-        module, _, name = str(self.function if chief else self.workers).partition(":")
-        function: Callable[..., Any] = getattr(import_module(module), name)
-        return function
 
 
 check = Stage("check", training.check, object, workers=training.check)
@@ -95,15 +124,31 @@ evaluate_on_one_device = Stage("evaluate on one device", tracked.evaluate, Evalu
 register = Stage("register", tracked.register, RegisteredModel)
 write_report = Stage("write_report", tracked.write_report, NoneType)
 end_run = Stage("end_run", tracked.end_run, NoneType)
-start_comparison = Stage("start_comparison", tracked.start_comparison, Run)
-report_comparison = Stage("report_comparison", tracked.report_comparison, Comparison)
-start_sweep = Stage("start_sweep", tracked.start_sweep, Run)
-report_sweep = Stage("report_sweep", tracked.report_sweep, NoneType)
-resume_parent = Stage("resume_parent", tracked.resume_parent, Run)
-start_trial = Stage("start_trial", tracked.start_trial, Run, starts_run=True)
-resume_trial = Stage("resume_trial", tracked.resume_trial, Run, starts_run=True)
-end_trial = Stage("end_trial", tracked.end_trial, NoneType)
-find_model = Stage("find_model", tracked.find_model, LoggedModel, on_cpu=True)
+start_comparison = Stage("start_comparison", experiments.start_comparison, Run)
+report_comparison = Stage("report_comparison", experiments.report_comparison, Comparison)
+start_sweep = Stage("start_sweep", experiments.start_sweep, Run)
+report_sweep = Stage("report_sweep", experiments.report_sweep, NoneType)
+resume_parent = Stage("resume_parent", experiments.resume_part, Run)
+start_trial = Stage("start_trial", experiments.start_trial, Run, starts_run=True)
+resume_trial = Stage("resume_trial", experiments.resume_part, Run, starts_run=True)
+end_trial = Stage("end_trial", experiments.end_trial, NoneType)
+find_version = Stage("find_version", tracked.find_version, ModelVersion, on_cpu=True)
 export = Stage("export", exporting.export, ExportedModel, on_cpu=True)
+
+check_source = Stage("check_source", download.refuse_early, NoneType, is_call=True, imports_framework=True)
+reproduce = Stage("reproduce", dvc_program.reproduce, NoneType, is_call=True, ends_itself=True)
+is_up_to_date = Stage("is_up_to_date", dvc_program.is_up_to_date, bool, is_call=True)
+push = Stage("push", dvc_program.push, NoneType, is_call=True, ends_itself=True)
+pull = Stage("pull", dvc_program.pull, NoneType, is_call=True, ends_itself=True)
+predict = Stage("predict", predicting.predict, Predicted, is_call=True, imports_framework=True)
+serve_model = Stage("serve_model", server.serve, NoneType, is_call=True, imports_framework=True, ends_itself=True)
+fetch_model = Stage("fetch_model", models.fetch_files, dict[str, str | None], is_call=True)
+write_page = Stage("write_page", page.write, object, is_call=True)
+record_reproduction = Stage("record_reproduction", lifecycle.log_reproduction, NoneType, is_call=True)
+reconcile = Stage("reconcile", lifecycle.reconcile, list[Ended], is_call=True)
+list_versions = Stage("list_versions", registry.list_versions, list[ModelVersion], is_call=True)
+sync = Stage("sync", copier.sync, Sync, is_call=True)
+devices = Stage("devices", imports.devices_of_tensorflow, list[str], is_call=True, imports_framework=True)
+roll_back = Stage("roll_back", model_loader.roll_back, RolledBack, is_call=True)
 
 STAGES: dict[str, Stage[..., Any]] = {row.name: row for row in [*globals().values()] if isinstance(row, Stage)}

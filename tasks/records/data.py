@@ -177,19 +177,6 @@ class PreparedDataset(Record):
     """The md5 of the prepared folder in DVC's lock. The file itself does not hold it, as it is part of that md5."""
 
 
-class KeptColumn(Record):
-    """A summary of a metadata column, which no model learns from, in the test split."""
-
-    kind: str
-    """category, number or datetime."""
-    num_missing: int
-    num_different: int
-    """The number of distinct values."""
-    lowest: float | None = None
-    """The smallest number, or the earliest day since 1970; None for categories."""
-    highest: float | None = None
-
-
 class DataDifference(Record):
     """The differences between two prepared datasets, or between two data versions of one dataset."""
 
@@ -197,7 +184,7 @@ class DataDifference(Record):
     """NAME or NAME@COMMIT."""
     second: str
     differences: dict[str, tuple[str | None, str | None]]
-    """The two values by what differs, such as ``train: examples``; None where one of the two has no value."""
+    """The two values by what differs, such as ``splits.train.num_examples``; None where one of the two has no value."""
 
 
 class ColumnStatistics(Record):

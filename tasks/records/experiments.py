@@ -19,8 +19,6 @@ class Repeat(Record):
     total_seconds: float
     load: float
     """The processor cores that other programs kept busy meanwhile, on average."""
-    sitting: int = 1
-    """The part of the comparison, from 1: a comparison that was killed and continues is in its second."""
     peak_memory_bytes: int | None = None
     """The sum of its processes' peak memory."""
     start_up_seconds: float
@@ -49,10 +47,8 @@ class ComparisonRow(Record):
     """The 95 % bootstrap interval of each metric that has one, from the first training of the row."""
     differences: dict[str, tuple[float, float]] = {}
     """The 95 % interval of the difference between each metric and that of the row it is compared with
-    (`findings.metric_base`), on the same test examples."""
+    (`comparison.metric_base`), on the same test examples."""
     peak_memory_bytes: int | None = None
-    peak_memory_range: tuple[int, int] | None = None
-    """The lowest and the highest of the rounds, in bytes; None after a single round."""
     step_time: StepTime | None = None
     """The step time of the round with the median step."""
     examples_per_second: float | None = None
@@ -74,8 +70,6 @@ class ComparisonRow(Record):
     """From then to the first training step: model, variables, input."""
     start_up_seconds: float | None = None
     """The sum of both: the median of the rounds."""
-    start_up_range: tuple[float, float] | None = None
-    """The lowest and the highest of the rounds; None after a single round."""
     tracing_seconds: float | None = None
     """The duration of the first call of the step function."""
     restarts: tuple[str, ...] = ()
@@ -127,8 +121,6 @@ class ComparisonProgress(Record):
     """What a running comparison has measured: each training is a row. A comparison that was killed continues from
     here."""
 
-    sitting: int
-    """The number of times it was started or continued."""
     rows: tuple[ComparisonRow, ...]
 
 
@@ -156,6 +148,8 @@ class Limits(Record):
 class Trial(Record):
     """One training of a sweep."""
 
+    pruned_because: ClassVar[str] = "pruned after epoch"
+    """How the reason of a pruned trial starts, also in the status of its run."""
     number: int
     """From 0, in the order in which the trials were suggested."""
     state: Literal["running", "complete", "pruned", "failed"]

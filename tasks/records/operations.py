@@ -11,12 +11,10 @@ class PlannedStage(Record):
     stage: str
     does: Literal[
         "would run",
-        "would end",
         "is cached",
-        "is there already",
-        "asks MLflow",
+        "is done",
         "would resume",
-        "is left out",
+        "is skipped",
     ]
     why: str
 
@@ -31,12 +29,11 @@ class GivenSetting(Record):
     source. The value is null until it can be chosen for the data."""
 
 
-class Explanation(Record):
-    """What a command would do, without doing it."""
+class Plan(Record):
+    """What a command would do: the output of `--dry-run`."""
 
     stages: tuple[PlannedStage, ...]
-    settings: tuple[GivenSetting, ...] = ()
-    """Empty for a command without settings."""
+    settings: tuple[GivenSetting, ...]
 
 
 Level = Literal["ok", "warning", "error"]
@@ -48,12 +45,12 @@ class Finding(Record):
     """The result of one check."""
 
     check: str
-    """The file of ``tasks/operations/doctor/`` that checked."""
+    """Its name in ``tasks.operations.doctor.CHECKS``."""
     level: Level
     """``error``: a command fails, or something is lost; ``warning``: a command may fail, or is slower than it could
     be."""
     text: str
-    mend: str | None = None
+    fix: str | None = None
     """The command that repairs it, or what to do; None if nothing is wrong."""
 
 
@@ -121,8 +118,6 @@ class Operation(Record):
     since: str
     phase: Literal["starting", "ready", "ending"]
     services: tuple[ServiceState, ...] = ()
-    versions: dict[str, str]
-    """The version of each package it runs with."""
 
 
 class Synced(Record):
@@ -130,7 +125,7 @@ class Synced(Record):
 
     run_id: str
     name: str
-    outcome: Literal["delivered", "updated", "there already", "left out"]
+    outcome: Literal["delivered", "updated", "up to date", "left out"]
     there: str | None = None
     """The run's id in the other store."""
     versions: tuple[str, ...] = ()

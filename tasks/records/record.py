@@ -1,6 +1,8 @@
-"""Records: small frozen values, JSON on disk and between processes."""
+"""Records: small frozen values, JSON on disk and between processes. Their times are ISO 8601, in UTC, to the second."""
 
 import json
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, ClassVar, TypeVar
 
@@ -16,6 +18,8 @@ again; a file with another number, or with none, is rejected."""
 Name = Annotated[str, Field(pattern=r"^[^./][^/]*$")]
 Place = Annotated[str, Field(pattern=r"^mlruns(/[^./][^/]*)+$")]
 """A file or folder in mlruns/, relative to the project's folder."""
+Inside = Annotated[str, Field(pattern=r"^[^./][^/]*(/[^./][^/]*)*$")]
+"""A file, relative to the folder that it belongs to."""
 
 
 class Record(BaseModel):
@@ -83,3 +87,13 @@ def load_or_none(record_type: type[R], path: Path) -> R | None:
         return load(record_type, path)
     except UserError:
         return None
+
+
+def now() -> str:
+    """Return the time now."""
+    return at(time.time())
+
+
+def at(seconds: float) -> str:
+    """Return the time that is a number of seconds after the beginning of 1970."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

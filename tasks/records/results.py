@@ -18,6 +18,8 @@ class VariablePlacement(Record):
     """`whole` on one device; `mirrored`, or `replicated` on JAX, with a copy on each device; or which axis of the mesh
     shards which dimension."""
     bytes_per_device: int
+    layer: str = ""
+    """The class of the layer whose weight it is; empty for a random seed, and for a variable of the optimizer."""
 
 
 class Placement(Record):
@@ -34,13 +36,6 @@ class Placement(Record):
     """The model's, then the optimizer's."""
 
 
-class Tuning(Record):
-    """Automatic choices that change how sums are rounded; a resumed training repeats them."""
-
-    jit_compile: bool
-    reason: str
-
-
 class StepTime(Record):
     """Where the time of a training step goes, in milliseconds of one step. The parts add up to the step."""
 
@@ -48,8 +43,7 @@ class StepTime(Record):
     """The number of steps that were traced, after the training so that it is not slowed down."""
     compute_ms: float
     collectives_ms: float
-    """Sums over replicas, and the wait for replicas that are not ready; under `parameter_server`, reading variables
-    from the servers and updating them there."""
+    """Sums over replicas, and the wait for replicas that are not ready."""
     input_wait_ms: float
     host_ms: float
     """Python, callbacks, launching, copies to a device."""
@@ -127,6 +121,18 @@ class ClassMetrics(Record):
     support: int
 
 
+class ColumnImportance(Record):
+    """How much worse a metric gets on the test split where the values of one column are shuffled among the rows."""
+
+    column: str
+    metric: str
+    """`register.metric`, such as test/accuracy."""
+    value: float
+    """Below 0, the metric gets better."""
+    interval: tuple[float, float]
+    """At 95 %."""
+
+
 class EvaluationResult(Record):
     """The result of `evaluate`: metrics of one checkpoint on the test split. Rows of the matrix are true classes."""
 
@@ -148,6 +154,8 @@ class EvaluationResult(Record):
     """Empty unless the task is a classification."""
     predictions: tuple[tuple[float, float], ...] = ()
     """For a regression's first number: pairs of true and predicted values of the first test examples."""
+    importance: tuple[ColumnImportance, ...] = ()
+    """For a table, the greatest first."""
     outputs: Place
     """The model's output for each test example: an .npz file with ``labels`` and ``outputs``, float32; see
     ``tasks/evaluation/predictions.py``."""
@@ -190,6 +198,10 @@ class Judgement(Record):
         return f"{who}: {self.reason}"
 
 
+REGISTER_LATER = "`stratagem runs sync` registers it"
+"""How the reason of a model without a version ends if its registration only has to be repeated."""
+
+
 class RegisteredModel(Record):
     """The result of `register`. Without a version, `reason` says why."""
 
@@ -200,9 +212,14 @@ class RegisteredModel(Record):
     aliases: tuple[str, ...]
     reason: str | None
     notes: tuple[str, ...] = ()
-    """Remarks about the version: it existed already, or its alias moved to a worse model."""
+    """Remarks about the version: it existed already."""
     judgement: Judgement | None = None
     """Whether it is the champion, and why; None without a version."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the server did not answer: the next `stratagem runs sync` registers the model."""
+        return self.model_version is None and REGISTER_LATER in (self.reason or "")
 
 
 class RolledBack(Record):
@@ -216,13 +233,6 @@ class RolledBack(Record):
     """Versions in between that no longer exist."""
     loaded_back: str
     """One sentence: how the version was checked before it got the alias."""
-
-
-class LoggedModel(Record):
-    """What a model in MLflow was logged from."""
-
-    run_id: str
-    keras_file_sha256: str
 
 
 class ModelVersion(Record):
@@ -277,8 +287,8 @@ class ExportedModel(Record):
 class PredictionRequest(Record):
     """The request of `stratagem predict` to the stage process. Paths are relative to ``folder``."""
 
-    model: str
-    """See ``trained_models.find_trained_model``."""
+    model: str | None
+    """See ``raw_model.load``."""
     inputs: tuple[str, ...]
     """Files and folders; ``-`` is the descriptor ``stdin``."""
     folder: str
@@ -296,24 +306,6 @@ class PredictionRequest(Record):
     """None is as many examples as fit in 8 MiB, at most 1,024."""
     encoding: str
     """The encoding of text files."""
-
-
-class ServingRequest(Record):
-    """The request of `stratagem serve-model` to the process that serves."""
-
-    model: str
-    """See ``trained_models.find_trained_model``."""
-    port: int
-    """0 takes any free port."""
-    poll_seconds: float
-    """How often the server looks up the alias."""
-
-
-class Serving(Record):
-    """The reply of that process once it answers requests."""
-
-    port: int
-    model: str
 
 
 class Predicted(Record):

@@ -1,14 +1,9 @@
 """Records of a run: its origin, the process that leads it, how it ended, its results; and lists of runs."""
 
-import hashlib
-import json
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
-from pydantic import model_validator
-
-from tasks.records.record import Name, Place, Record
-from tasks.records.results import Judgement
+from tasks.records.record import Inside, Name, Place, Record
+from tasks.records.results import Judgement, RegisteredModel, TrainingResult
 from tasks.system.errors import shown
 
 
@@ -48,23 +43,10 @@ class Changed(Record):
 
 
 class CodeMeanings(Record):
-    """Digests of the project's files as Python parses them (``lineage.meaning``); stored, as parsing takes 0.3 s."""
+    """Digests of the project's files as Python parses them (``lineage.meaning``); stored, as parsing takes 1 s."""
 
     by_bytes: dict[str, str]
     """Each digest by the sha256 of the file's bytes."""
-    sha256: str
-    """The sha256 of all of them: an altered entry would stand for other code."""
-
-    @model_validator(mode="after")
-    def are_as_written(self) -> Self:
-        if self.sha256 != self.digest(self.by_bytes):
-            raise ValueError("the file has changed since it was written")
-        return self
-
-    @staticmethod
-    def digest(by_bytes: Mapping[str, str]) -> str:
-        """Return the sha256 of such digests."""
-        return hashlib.sha256(json.dumps(sorted(by_bytes.items())).encode()).hexdigest()
 
 
 class Run(Record):
@@ -87,21 +69,39 @@ class Run(Record):
     start_time: int = 0
     """In milliseconds since 1970."""
     key: Literal[""] | Name = ""
-    """The key of the lock that its process holds, see ``runs.lock``."""
+    """The key of the lock that its process holds, see ``locks.lock``."""
     host: str = ""
     """The host of that process."""
     boot: str = ""
-    """That machine since its last boot; see ``runs.boot_id``."""
+    """That machine since its last boot; see ``locks.boot_id``."""
     project: str = ""
-    """The project in which it was last started or resumed, see ``runs.project_id``."""
+    """The project in which it was last started or resumed, see ``locks.project_id``."""
     store: str = ""
     """MLFLOW_TRACKING_URI; empty for the project's own store."""
     environment: dict[str, str] = {}
     """The environment in which it was started or resumed, see ``machine.surroundings``."""
     changed: tuple[Changed, ...] = ()
     """What differs from its start, in the order of the resumes."""
-    creation_id: str = ""
-    """A tag of its MLflow run, by which that is found again if the reply to its creation is lost."""
+
+    @property
+    def dataset(self) -> str:
+        """The name of its dataset."""
+        return str(self.settings["dataset"]["name"])
+
+    @property
+    def model(self) -> str:
+        """The name of its model."""
+        return str(self.settings["model"]["name"])
+
+    @property
+    def strategy(self) -> str:
+        """The kind of its strategy."""
+        return str(self.settings["strategy"]["kind"])
+
+    @property
+    def loop(self) -> str:
+        """Its training loop."""
+        return str(self.settings["train"]["loop"])
 
 
 class RunStatus(Record):
@@ -120,9 +120,7 @@ class Holder(Record):
     pid: int
     host: str
     boot: str = ""
-    """The machine since its last boot; see ``runs.boot_id``."""
-    process_space: str = ""
-    """The PID namespace of ``pid``, see ``runs.process_space``."""
+    """The machine since its last boot; see ``locks.boot_id``."""
     since: str
     what: str
     run_id: Name | None = None
@@ -189,25 +187,17 @@ class RunSummary(Lineage):
 
 
 class Copy(Record):
-    """What a run's remote holds besides checkpoints; written after everything that it names."""
+    """What a run's remote holds; written after everything that it names."""
 
     project: str
-    """The project (``runs.project_id``) that trains the run; only this project may write there."""
+    """The project (``locks.project_id``) that trains the run; only this project may write there."""
     host: str
     at: str
     """When it was written."""
-    texts: dict[str, str]
+    texts: dict[Inside, str]
     """The run's records and other small files, by their paths in its folder."""
-    files: dict[str, str]
-    """The sha256 of each other file, such as ``models/final.keras``."""
-
-
-class ToCopy(Record):
-    """Marks a run whose copy at its remote may be incomplete."""
-
-    address: str
-    told: bool = False
-    """Whether a message has already said that the remote does not accept files."""
+    files: dict[Inside, str]
+    """The sha256 of each other file, such as ``models/final.keras``, and of those of checkpoints."""
 
 
 class MetricPair(Record):
@@ -231,12 +221,12 @@ class Change(Record):
     """Such as ``train.epochs`` or ``tensorflow``."""
     then: str | None
     now: str | None
-    effect: Literal["brought back", "matters", "cannot be brought back"]
-    """``matters``: it differs and may change the numbers; ``brought back``: it is restored."""
+    effect: Literal["restored", "matters", "cannot be restored"]
+    """``matters``: it differs and may change the numbers; ``restored``: the run uses its own value again."""
 
 
 class Reproduction(Record):
-    """The output of `stratagem reproduce --json`, and records/reproduction.json of the new run."""
+    """The output of `stratagem runs reproduce --json`, and records/reproduction.json of the new run."""
 
     run_id: Name
     """The run to reproduce."""
@@ -260,8 +250,8 @@ class RunLine(Record):
     began: str
     """When it was first started."""
     ended: str | None
-    status: str | None
-    """`running`, `finished`, `failed`, `killed`, or `crashed`: its process has died without recording an end."""
+    status: str
+    """`running`, `finished`, `failed`, or `killed`, also if its process has died without recording an end."""
     dataset: str
     model: str
     strategy: str
@@ -276,6 +266,29 @@ class RunLine(Record):
     """The size of its folder."""
     pruned: bool
     parent_run_id: str | None
+
+
+class RunProgress(Record):
+    """How far a running training is."""
+
+    run_id: str
+    name: str
+    epoch: int
+    """The number of finished epochs."""
+    epochs: int
+    """The number of epochs of the whole training, unless it stops early."""
+    seconds_left: float | None
+    """Until the last epoch ends, estimated from the median of the finished ones; None before the second one ends."""
+
+
+class RecentRuns(Record):
+    """What `stratagem status` shows about runs."""
+
+    running: tuple[RunProgress, ...]
+    latest: RunLine | None
+    """The newest finished run."""
+    failed: dict[str, str]
+    """How and why runs of the last 24 hours failed or were killed, by name."""
 
 
 class RunList(Record):
@@ -294,47 +307,24 @@ class RunList(Record):
     """Why a run's files cannot be read, by folder."""
 
 
-class Kept(Record):
-    """A checkpoint or a model in a run's folder."""
-
-    path: Place
-    bytes: int
-
-
 class RunDetails(Record):
     """The output of `stratagem runs show --json`. Results of stages that did not finish are None."""
 
     run: RunLine
-    folder: Place
+    record: Run
     reason: str | None
     """Why it failed or was killed."""
-    lineage: Lineage
-    flow_run_id: str | None
-    experiment: str
-    host: str
     settings: dict[str, tuple[Any, Any]]
     """Settings that differ from today's params.yaml: the run's value, and today's."""
-    epochs: int | None
-    steps: int | None
-    num_replicas: int | None
-    devices: tuple[str, ...]
-    weights_digest: str | None
-    checkpoint: str | None
+    training: TrainingResult | None
+    evaluated: str | None
     """The checkpoint that was evaluated."""
+    registered: RegisteredModel | None
     seconds: dict[str, float]
-    checkpoints: tuple[Kept, ...]
-    models: tuple[Kept, ...]
-    model_uri: str | None
-    aliases: tuple[str, ...]
-    """The aliases of the model's version when it was registered."""
-    why_no_version: str | None
-    judgement: str | None = None
-    """Which version was the champion after its registration, and why."""
-    notes: tuple[str, ...]
-    changed: tuple[Changed, ...] = ()
-    """What differs from the start of its training because a resume changed it."""
-    reproduces: str | None = None
-    """The run it was trained to reproduce, and whether it did."""
+    files: dict[str, int]
+    """The sizes of the checkpoints and models in bytes, by their paths in the run's folder."""
+    reproduction: Reproduction | None
+    """Which run it was trained to reproduce, and whether it did."""
 
 
 class RunDifference(Record):
@@ -350,22 +340,14 @@ class RunDifference(Record):
     """Whether both were evaluated on the same test rows and their outputs are stored."""
 
 
-class PrunedRun(Record):
-    """A run whose checkpoints and models were removed, or would be."""
-
-    run_id: str
-    began: str
-    dataset: str
-    bytes: int
-
-
 class Pruning(Record):
     """The output of `stratagem runs prune --json`."""
 
     dry_run: bool
-    pruned: tuple[PrunedRun, ...]
+    pruned: tuple[RunLine, ...]
+    """With the bytes that were removed, or would be."""
     bytes: int
-    """The bytes that were removed, or would be."""
+    """The sum of these."""
     left: dict[str, str]
     """Why a chosen run is left alone, by its id."""
     unfinished: int = 0

@@ -1,4 +1,4 @@
-"""What a report is made of: sections, each of a few texts, tables, figures and pictures."""
+"""The parts of a report: sections with texts, tables, charts and images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class Text:
 
 @dataclass(frozen=True)
 class TableBlock:
-    """A table; what its columns after the first ``num_texts`` hold are numbers, which stand at the right."""
+    """A table; the columns after the first ``num_texts`` contain numbers, aligned to the right."""
 
     kind: ClassVar[str] = "table"
     header: tuple[str, ...]
@@ -29,34 +29,34 @@ class TableBlock:
     num_texts: int = 1
     title: str = ""
     folded: bool = False
-    """Shown by a click, under its title."""
+    """A collapsed block, which a click on its title opens."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Charts beside each other, under one another where the page is narrow."""
+    """Charts side by side, stacked on a narrow page."""
 
     kind: ClassVar[str] = "figure"
     charts: Sequence[Chart]
     caption: str = ""
     wide: bool = False
-    """As large as it is drawn, in a box that scrolls."""
+    """A chart in its original size, in a scrollable box."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image, inlined."""
+    """An inlined image."""
 
     uri: str
     """``data:image/...``."""
     alt: str
     caption: tuple[str, ...] = ()
-    """A line each."""
+    """One line for each entry."""
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images beside each other; ``large`` as wide as the page."""
+    """Images side by side; ``large`` images are as wide as the page."""
 
     kind: ClassVar[str] = "pictures"
     pictures: list[Picture]
@@ -73,25 +73,25 @@ class ReportSection:
     title: str
     blocks: list[Block] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
-    """What it measured, for MLflow's table of runs, by name."""
+    """Its measurements by name, for MLflow's table of runs."""
     brief: dict[str, str] = field(default_factory=dict)
-    """What the first section of the page says of it."""
+    """Its entries in the first section of the page."""
     pictures: dict[str, Chart] = field(default_factory=dict)
-    """Its charts that MLflow gets as files, by file name."""
+    """Its charts that are logged to MLflow as files, by file name."""
 
     @property
     def anchor(self) -> str:
-        """Its place in the page."""
+        """Its anchor in the page."""
         return self.title.lower().replace(" ", "-")
 
 
 def facts(rows: dict[str, str], title: str = "", folded: bool = False) -> TableBlock:
-    """Return a table of names and what they are."""
+    """Return a table of names and values."""
     return TableBlock(("", ""), [[name, value] for name, value in rows.items()], 2, title, folded)
 
 
 def write(path: Path, title: str, sections: Sequence[ReportSection], partial: str = "") -> Path:
-    """Write a page: a title, why it is not whole if it is not, and sections. Return where to."""
+    """Write a page with a title, the reason if it is partial, and sections. Return its path."""
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(
@@ -109,7 +109,7 @@ def write(path: Path, title: str, sections: Sequence[ReportSection], partial: st
 
 
 def _written_out(value: Any) -> Any:
-    """Return a text or markup in which a character that a browser obeys instead of showing it is written out."""
+    """Return a text or markup with visible escapes for control characters, which a browser would not show."""
     return type(value)(printable(value, keep="\n")) if isinstance(value, str) else value
 
 

@@ -1,12 +1,11 @@
-"""Every figure of this project. Each is built once with Matplotlib and saved as an SVG for a page, whose colours follow
+"""Builds every chart of this project once with Matplotlib and saves it as an SVG for a page, with colours that follow
 the reader's light or dark mode, and as a PNG for MLflow and Prefect.
 
-Matplotlib is imported when a figure is built, because commands that print tables answer in half a second.
+Matplotlib is imported only to build a chart, because commands that print tables answer in half a second.
 """
 
 import contextlib
 import io
-import itertools
 import math
 import re
 import textwrap
@@ -23,9 +22,9 @@ from tasks.records import EvaluationResult, TrainingResult
 from tasks.system.errors import cut
 
 COLOURS = ("#0068b5", "#c8500a", "#00815d", "#a8478a")
-"""Blue, orange, green and purple of Okabe and Ito (2008), darker: readers with any colour vision tell them apart."""
+"""Blue, orange, green and purple of Okabe and Ito (2008), darker: distinguishable with any colour vision."""
 MARKERS, LINES = ("o", "s", "^", "D"), ("-", "--", "-.", ":")
-"""Of each colour, for readers who see none."""
+"""The marker and the line style of each colour, for readers who cannot see colours."""
 INK, SOFT, RULE, PAGE = "#1b1f24", "#5b6470", "#d9dee4", "#ffffff"
 PAGE_COLOURS = {INK: "var(--ink)", SOFT: "var(--soft)", RULE: "var(--rule)", PAGE: "var(--page)"} | {
     colour: f"var(--c{place})" for place, colour in enumerate(COLOURS)
@@ -38,30 +37,35 @@ STYLE = {
     "text.parse_math": False, "xtick.color": RULE, "xtick.labelcolor": INK, "ytick.color": RULE,
     "ytick.labelcolor": INK,
 }  # fmt: skip
+FONTS = (
+    "DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Hiragino Sans", "Microsoft YaHei", "Arial Unicode MS",
+    "STIXGeneral",
+)  # fmt: skip
+"""A character is drawn with the first of these fonts that is installed and has it."""
 INCH = 72
-"""Pixels of a page."""
+"""Pixels per inch."""
 WIDTH, HEIGHT = 365, 250
-"""Pixels of most figures: a telephone has room for one, and a page of 1,200 pixels for three beside each other."""
+"""The size of most charts in pixels: one fits on a telephone, three side by side on a page of 1,200 pixels."""
 LETTER = 6.6
-"""Pixels of a letter, on average."""
+"""The average width of a letter in pixels."""
 MAX_NAME = 26
-"""Letters of a name beside a figure; a longer one is drawn without its middle."""
+"""The maximum length of a name next to a chart; longer names lose their middle."""
 MAX_LABELS = 60
 MAX_MARKERS = 300
-"""More dots are one path, which takes a tenth of the place."""
+"""Above this number, dots are smaller and overlap visibly."""
 WITH_COUNTS = 30
-"""The most classes for which a square of the confusion matrix has room for a number."""
+"""The maximum number of classes for which the cells of the confusion matrix show counts."""
 SHADES = 10
 
 Numbers: TypeAlias = Any
 """A sequence or an array of numbers."""
 Range: TypeAlias = tuple[str, float, float, float]
-"""A name, the low end, the value, the high end."""
+"""A name, the lower end, the value, the upper end."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one kind in a plot."""
+    """The points of one series in a chart."""
 
     x: Numbers
     y: Numbers
@@ -72,13 +76,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure, and what it shows in words."""
+    """A figure with its description."""
 
     figure: Any
     alt: str
 
     def save(self, path: Path, title: str = "") -> Path:
-        """Save it under a title on white ground; return where to."""
+        """Save it with a title on a white background; return the path."""
         path.parent.mkdir(parents=True, exist_ok=True)
         wrapped = textwrap.fill(cut(title), int(self.figure.get_figwidth() * INCH / LETTER))
         written = self.figure.text(
@@ -94,7 +98,7 @@ class Chart:
         self._write(buffer, format="svg", metadata={"Date": None})
         _, _, drawn = buffer.getvalue().partition("<svg")
         _, _, drawn = drawn.partition(">")
-        # What belongs to a file of its own.
+        # Remove parts that only a separate SVG file needs.
         drawn = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<clipPath.*?</clipPath>|<!--.*?-->", "", drawn,
                        flags=re.S)  # fmt: skip
         drawn = re.sub(r"<[^>]+>", lambda tag: _of_page(tag[0]), drawn)
@@ -104,52 +108,33 @@ class Chart:
         )
 
     def _write(self, target: Any, **options: Any) -> None:
-        from matplotlib.text import Text
-
         with _style({"svg.hashsalt": self.alt}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # No font of this machine has it.
-            if isinstance(target, Path):
-                texts = self.figure.findobj(Text)
-                fonts = _fonts("".join(text.get_text() for text in texts))
-                for text in texts:
-                    text.set_family(fonts)
             self.figure.savefig(target, **options)
 
 
 def _style(more: Mapping[str, Any] | None = None) -> contextlib.AbstractContextManager[None]:
     import matplotlib
+    from matplotlib.font_manager import fontManager
 
-    styled: contextlib.AbstractContextManager[None] = matplotlib.rc_context({**STYLE, **(more or {})})
+    fonts = [name for name in fontManager.get_font_names() if name in FONTS]
+    given = {**STYLE, "font.family": sorted(fonts, key=FONTS.index), **(more or {})}
+    styled: contextlib.AbstractContextManager[None] = matplotlib.rc_context(given)
     return styled
 
 
 def _of_page(tag: str) -> str:
-    """Return a tag of an SVG file with the colours and the font of the page, and without references that it has not."""
+    """Return an SVG tag with the page's colours and font, without references to removed parts."""
     tag = re.sub(r' clip-path="[^"]*"|(?<=<g) id="[^"]*"', "", tag).replace("xlink:href", "href")
     tag = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", tag)
     return re.sub("#[0-9a-f]{6}", lambda found: PAGE_COLOURS.get(found[0], found[0]), tag)
-
-
-def _fonts(text: str) -> list[str]:
-    """Return the usual font, and those of this machine that have what it lacks of a text, such as 漢字."""
-    from matplotlib.font_manager import findfont, fontManager, get_font
-
-    names = ["DejaVu Sans"]
-    lacking = set(map(ord, text.replace("\n", ""))) - get_font(findfont(names[0])).get_charmap().keys()
-    for font in fontManager.ttflist if lacking else ():
-        with contextlib.suppress(OSError, RuntimeError):  # One that Matplotlib cannot read.
-            found = lacking & get_font(font.fname).get_charmap().keys()
-            if found and not font.name.startswith("Last Resort"):  # It has a box for each letter.
-                names.append(font.name)
-                lacking -= found
-    return names
 
 
 @contextlib.contextmanager
 def _axes(
     width: float, height: float, left: float, *, top: float = 34, right: float = 14, bottom: float = 42
 ) -> Iterator[Any]:
-    """Give axes in a figure of so many pixels with these margins; within the block the style is ours."""
+    """Yield axes in a figure with this size and these margins in pixels, and apply the style within the block."""
     with _style():
         from matplotlib.figure import Figure
 
@@ -159,7 +144,7 @@ def _axes(
 
 
 def number(value: float) -> str:
-    """Return a number as short as an axis has room for."""
+    """Return a number as short text for an axis."""
     return f"{value:.0e}" if value and not 1e-3 <= abs(value) < 1e6 else f"{float(f'{value:.6g}'):,.6g}"
 
 
@@ -179,11 +164,11 @@ def plot(
 
     Args:
         x_label: the name of the x axis.
-        y_label: that of the y axis.
-        series: what is not a number interrupts a line.
-        alt: what it shows, in words.
-        whole: the x axis has whole numbers only.
-        names: what is written there in place of 0, 1, 2 and so on.
+        y_label: the name of the y axis.
+        series: the series; NaN interrupts a line.
+        alt: the description of the chart.
+        whole: the x axis has only integers.
+        names: the labels of the x axis instead of 0, 1, 2 and so on.
         log: the x axis is logarithmic.
         reference: a dashed line through these points.
         marks: a dashed upright line at each of these places, by name.
@@ -210,35 +195,26 @@ def plot(
 
 
 def _draw_series(axes: Any, series: Iterable[Series]) -> None:
-    import numpy as np
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path as Outline
-
     named: set[str] = set()
     for one in series:
         colour, label = COLOURS[one.colour], one.label if one.label not in named else None
         x, y = ([v if abs(v) < 1e300 else math.nan for v in values] for values in (one.x, one.y))
         if not x:
             continue
-        known = [point for point in zip(x, y, strict=True) if not math.isnan(sum(point))]
-        if one.kind == "dots" and len(known) > MAX_MARKERS:
-            outline = Outline(np.repeat(known, 2, axis=0), [Outline.MOVETO, Outline.LINETO] * len(known))
-            dots = PathPatch(outline, color=colour, fill=False, linewidth=3.5, alpha=0.6, capstyle="round", label=label)
-            axes.add_patch(dots)
-            axes.autoscale_view()
-        else:
-            axes.plot(
-                x, y, color=colour, linestyle="none" if one.kind == "dots" else LINES[one.colour], linewidth=1.6,
-                marker="" if one.kind == "line" and len(x) > 1 else MARKERS[one.colour], markersize=4.5,
-                markeredgewidth=0, markevery=1 if one.kind == "dots" else math.ceil(len(x) / 12), label=label,
-            )  # fmt: skip
+        many = one.kind == "dots" and len(x) > MAX_MARKERS
+        axes.plot(
+            x, y, color=colour, linestyle="none" if one.kind == "dots" else LINES[one.colour], linewidth=1.6,
+            marker="" if one.kind == "line" and len(x) > 1 else MARKERS[one.colour], markersize=3 if many else 4.5,
+            markeredgewidth=0, markevery=1 if one.kind == "dots" else math.ceil(len(x) / 12), label=label,
+            alpha=0.6 if many else 1,
+        )  # fmt: skip
         named.add(one.label)
     if named - {""}:
         axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.98), ncols=4, columnspacing=1, handlelength=1.8)
 
 
 def _label_axes(axes: Any, x_label: str, y_label: str, whole: bool = False, log: bool = False) -> None:
-    """Name the axes, the y axis above it, because names are long and telephones narrow."""
+    """Label the axes, with the y label above its axis, because labels are long and telephones narrow."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
     axes.set_xlabel(cut(x_label, 48))
@@ -263,7 +239,7 @@ def _write_above(axes: Any, text: str) -> None:
 
 
 def curves(metric: str, splits: Mapping[str, Sequence[float]], marks: Mapping[str, float] | None = None) -> Chart:
-    """Draw what a training measured after each epoch: a line per split."""
+    """Draw a metric after each epoch, one line per split."""
     name = metric.replace("_", " ")
     return plot("epoch", name, _by_epoch(splits), f"{name} by epoch: {', '.join(splits)}", whole=True, marks=marks)
 
@@ -276,7 +252,7 @@ def _by_epoch(splits: Mapping[str, Sequence[float]]) -> list[Series]:
 
 
 def learning_curve(training: TrainingResult) -> Chart:
-    """Draw the learning curves side by side: a panel per metric, a line per split."""
+    """Draw the learning curves side by side, one panel per metric and one line per split."""
     from matplotlib.figure import Figure
 
     panels = training.curves
@@ -291,34 +267,22 @@ def learning_curve(training: TrainingResult) -> Chart:
     return Chart(figure, f"learning curves: {', '.join(panels)}")
 
 
-def histogram(heights: Numbers, edges: Numbers, x_label: str, y_label: str, alt: str, share: bool = False) -> Chart:
-    """Draw a bar between each two edges; shares of 0 to 1 beside the dashed line where both axes are equal."""
-    with _axes(WIDTH, HEIGHT, left=58) as axes:
-        widths = [0.94 * (right - left) for left, right in itertools.pairwise(edges)]
-        axes.bar(edges[:-1], heights, widths, align="edge", color=COLOURS[0])
-        if share:
-            axes.plot((0, 1), (0, 1), color=INK, linewidth=1, linestyle="--")
-            axes.set(xlim=(0, 1), ylim=(0, 1))
-        _label_axes(axes, x_label, y_label)
-    return Chart(axes.figure, alt)
-
-
 @contextlib.contextmanager
 def _rows(title: str, names: Sequence[str], left: float, right: float, height: float, bottom: float) -> Iterator[Any]:
-    """Give axes with a row of so many pixels for each name, from the top."""
+    """Yield axes with one row for each name, from the top, with a height in pixels."""
     with _axes(WIDTH, 34 + height * len(names) + bottom, left, top=30, right=right, bottom=bottom + 4) as axes:
         _write_above(axes, title)
         axes.set_yticks(range(len(names)), [cut(name, int(left / LETTER)) for name in names], fontsize=10.5)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.tick_params(axis="y", length=0)
         axes.spines["bottom"].set_visible(False)
-        axes.locator_params(axis="x", nbins=4)
+        axes.locator_params(axis="x", nbins=3)
         yield axes
         axes.xaxis.set_major_formatter(lambda value, _: number(value))
 
 
 def bars(title: str, shown: Mapping[str, float], form: str = ",.6g") -> Chart:
-    """Draw a lying bar per name, with its number."""
+    """Draw one horizontal bar per name, with its number."""
     with _rows(title, list(shown), left=130, right=70, height=20, bottom=0) as axes:
         drawn = axes.barh(range(len(shown)), list(shown.values()), height=0.72, color=COLOURS[0])
         axes.bar_label(drawn, [format(value, form) for value in shown.values()], padding=4, fontsize=10.5)
@@ -328,7 +292,7 @@ def bars(title: str, shown: Mapping[str, float], form: str = ",.6g") -> Chart:
 
 
 def ranges(title: str, lines: Sequence[Range], from_zero: bool = True, shown: Callable[[float], str] = number) -> Chart:
-    """Draw a line per name from its lowest to its highest value, with a dot at the value itself."""
+    """Draw one line per name from the lower to the upper end of its range, with a dot at the value."""
     with _rows(title, [name for name, *_ in lines], left=182, right=66, height=26, bottom=22) as axes:
         axes.grid(linewidth=0.8)
         for place, (_, low, value, high) in enumerate(lines):
@@ -339,24 +303,6 @@ def ranges(title: str, lines: Sequence[Range], from_zero: bool = True, shown: Ca
         if from_zero:
             axes.set_xlim(left=0)
     told = "; ".join(f"{name} {shown(value)}" for name, _, value, _ in lines)
-    return Chart(axes.figure, f"{title}: {told}")
-
-
-def stacked(title: str, rows: Mapping[str, Mapping[str, float]]) -> Chart:
-    """Draw a lying bar per row, divided into parts that have the same names in each row."""
-    with _rows(title, list(rows), left=182, right=48, height=26, bottom=22) as axes:
-        ends = [0.0] * len(rows)
-        for place, part in enumerate(next(iter(rows.values()))):
-            lengths = [parts[part] for parts in rows.values()]
-            axes.barh(range(len(rows)), lengths, 0.65, ends, color=COLOURS[place], edgecolor=PAGE, label=part)
-            ends = [end + length for end, length in zip(ends, lengths, strict=True)]
-        for place, end in enumerate(ends):
-            axes.annotate(f"{end:.3g}", (end, place), (5, 0), textcoords="offset points", va="center", fontsize=10.5)
-        axes.set_xlim(0, max(ends) or 1)
-        axes.figure.legend(loc="upper right", ncols=4, columnspacing=0.9, handlelength=0.9, handletextpad=0.4)
-    told = "; ".join(
-        f"{row}: {', '.join(f'{part} {value:.3g}' for part, value in parts.items())}" for row, parts in rows.items()
-    )
     return Chart(axes.figure, f"{title}: {told}")
 
 
@@ -404,18 +350,6 @@ def confusion_matrix(evaluation: EvaluationResult) -> Chart:
     )  # fmt: skip
 
 
-def scores_by_label(evaluation: EvaluationResult) -> Chart:
-    """Draw precision and recall of each label."""
-    shown = evaluation.classes[:MAX_LABELS]
-    with _rows("", [f"{cut(one.name, 20)} ({one.support:,})" for one in shown], 190, 14, 26, bottom=40) as axes:
-        for offset, name, colour in ((-0.2, "precision", 0), (0.2, "recall", 1)):
-            places = [place + offset for place in range(len(shown))]
-            axes.barh(places, [getattr(entry, name) for entry in shown], 0.38, label=name, color=COLOURS[colour])
-        axes.set(xlim=(0, 1), xlabel="share")
-        axes.figure.legend(loc="upper right", ncols=2)
-    return Chart(axes.figure, "precision and recall of each label")
-
-
 def parity(true: Numbers, predicted: Numbers, name: str = "target") -> Chart:
     """Draw predicted against true numbers."""
     ends = [value for value in (*true, *predicted) if math.isfinite(value)] or [0.0, 1.0]
@@ -425,12 +359,13 @@ def parity(true: Numbers, predicted: Numbers, name: str = "target") -> Chart:
 
 
 def predictions(evaluation: EvaluationResult) -> Chart:
-    """Draw predictions against the truth: a confusion matrix of classes, precision and recall of labels, or the numbers
-    of a regression."""
+    """Draw predicted against true values: a confusion matrix of classes, the F1 of labels, or a
+    regression's numbers."""
     if evaluation.confusion_matrix:
         return confusion_matrix(evaluation)
     if evaluation.classes:
-        return scores_by_label(evaluation)
+        shown = evaluation.classes[:MAX_LABELS]
+        return bars("F1 of each label", {one.name: one.f1 for one in shown}, ".4f")
     true, predicted = zip(*evaluation.predictions, strict=True)
     return parity(true, predicted)
 
@@ -462,14 +397,5 @@ def augmented_examples(images: Any, augmentation: config.Augmentation) -> Chart:
 def _augmentation(key: str, value: Any) -> str:
     if isinstance(value, config.RandAugment):
         return f"RandAugment (N = {value.num_layers}, M = {value.magnitude:g})"
-    return f"{key.replace('_', ' ')}{'' if value is True else f' {value:g}'}"
-
-
-def span(low: float, value: float, high: float, reference: float, ends: tuple[float, float]) -> Markup:
-    """Return where an interval lies beside a reference, for a table's cell: HTML, as a table may have a hundred."""
-    start, end = ends
-    places = [(min(max(one, start), end) - start) / ((end - start) or 1) * 100 for one in (low, high, value, reference)]
-    return Markup(
-        '<span class="span" role="img" aria-label="{} to {}"><i style="left:{:.1f}%;right:{:.1f}%"></i>'
-        '<em style="left:{:.1f}%"></em><u style="left:{:.1f}%"></u></span>'
-    ).format(number(round(low, 4)), number(round(high, 4)), places[0], 100 - places[1], *places[2:])
+    shown = "" if value is True else f" {value}" if isinstance(value, str) else f" {value:g}"
+    return f"{key.replace('_', ' ')}{shown}"

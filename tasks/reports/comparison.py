@@ -1,15 +1,27 @@
-"""A comparison: its tables, remarks and charts, once for the terminal and for its pages."""
+"""The tables, remarks, charts and conclusions of a comparison, for the terminal and for its pages.
+
+A conclusion is limited to what the figures support: a difference about which the rounds disagree does not count, and a
+part of a step that was not measured cannot be the reason."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tasks.records import HEADLINES, Comparison, ComparisonRow
+from tasks import config
+from tasks.records import HEADLINES, Comparison, ComparisonRow, Repeat, StepTime
 from tasks.reports import charts
 from tasks.reports.blocks import Block, Figure, ReportSection, TableBlock, Text, as_markdown, facts, write
 from tasks.reports.charts import Chart
-from tasks.reports.tables import write_csv
 from tasks.system import files
+
+NOISY = 1.5
+"""If the largest speed-up of the rounds is this many times the smallest, the measurement is too noisy."""
+SMALL = 0.05
+"""The minimum share of a step for an excess to count as a reason."""
+NOTHING = 0.005
+"""The same for collectives, the usual reason for slower training on several devices: reported from 1 % on."""
+BACKENDS = {"jax": "JAX", "tensorflow": "TensorFlow"}
+WORDS = {"input_wait": "the wait for input", "host": "Python, launching and copies"}
 
 
 def _number(value: float | None, form: str) -> str:
@@ -22,13 +34,13 @@ def _seconds(value: float | None) -> str:
 
 
 def _replicas(row: ComparisonRow) -> str:
-    # A replica of model_parallel has several devices; each worker of parameter_server does steps of its own.
+    # A replica of model_parallel has several devices; each worker of parameter_server runs its own steps.
     on = f" on {len(row.devices)}" if row.num_replicas != len(row.devices) else ""
     return "-" if row.num_replicas is None else f"{row.num_replicas}{on}"
 
 
 def _relative(row: ComparisonRow, value: float | None, form: str, same: float) -> str:
-    """Return a speed-up or an efficiency; ~ where rounds disagree on whether it is a gain or a loss."""
+    """Return a speed-up or an efficiency as text, with ~ if the rounds disagree whether it is a gain or a loss."""
     unsure = row.speed_up_range is not None and not row.differs
     return f"~{same:{'.0%' if form == '.0%' else '.0f'}}" if unsure else _number(value, form)
 
@@ -46,15 +58,12 @@ def _step_ms(row: ComparisonRow) -> float:
     return (row.step_time.total_ms if row.step_time is not None else 0.0) or math.nan
 
 
-def _memory(row: ComparisonRow) -> float | None:
+def _memory(row: ComparisonRow | Repeat) -> float | None:
     return row.peak_memory_bytes / 1e6 if row.peak_memory_bytes else None
 
 
 def _interval_of(row: ComparisonRow) -> str:
-    found = next(
-        (row.intervals[f"test/{name}"] for name in HEADLINES.values() if f"test/{name}" in row.intervals), None
-    )
-    return "-" if found is None else f"{found[0]:.3f}-{found[1]:.3f}"
+    return next((f"{low:.3f}-{high:.3f}" for low, high in row.intervals.values()), "-")
 
 
 FIGURES: dict[str, Callable[[ComparisonRow], str]] = {
@@ -83,13 +92,13 @@ def figures_table(comparison: Comparison) -> TableBlock:
 
 
 def steps_table(comparison: Comparison) -> TableBlock:
-    """Return where a step's time goes, the peak memory, and the interval of the headline metric, of the rows that
-    worked."""
+    """Return the parts of a step's time, the peak memory and the interval of the headline metric for the successful
+    rows."""
     return _table(STEPS, [row for row in comparison.rows if row.reason is None])
 
 
 def _table(columns: Mapping[str, Callable[[ComparisonRow], str]], rows: Sequence[ComparisonRow]) -> TableBlock:
-    """Return a table of strategy, loop and these columns, without those that no row has."""
+    """Return a table with strategy, loop and these columns, without columns that are empty in all rows."""
     cells = {heading: [text(row) for row in rows] for heading, text in columns.items()}
     shown = {heading: texts for heading, texts in cells.items() if set(texts) != {"-"}}
     lines = [
@@ -99,7 +108,7 @@ def _table(columns: Mapping[str, Callable[[ComparisonRow], str]], rows: Sequence
 
 
 def comparison_remarks(comparison: Comparison) -> list[str]:
-    """Return what is said under a comparison's table: what failed and why, what was left out, what to keep in mind."""
+    """Return the remarks under a comparison's table: failures with reasons, omissions and caveats."""
     rows, rounds = comparison.rows, comparison.rounds
     failed: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -109,50 +118,18 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
     remarks += [f"{row.name}: a later round: {why}" for row in rows for why in row.failures]
     remarks += [f"{row.name}: restarted: {why}" for row in rows for why in row.restarts]
     if rounds == 1 and any(row.speed_up is not None for row in rows):
-        remarks.append(
-            "Each was measured once, so nobody knows which part of a speed-up is chance: give --repeats 2 or more."
-        )
-    speeds = _spans({row.name: row.speed_up_range for row in rows}, "{:.2f}".format)
+        remarks.append("Each row was measured once, so a speed-up may be chance: use --repeats 2 or more.")
+    speeds = "; ".join(
+        f"{row.name}: {row.speed_up_range[0]:.2f} to {row.speed_up_range[1]:.2f}"
+        for row in rows
+        if row.speed_up_range is not None
+    )
     if speeds and rounds > 1:
         remarks.append(
-            f"Speed-up in {rounds} rounds: {speeds}. Where they span 1 it is ~1: no difference was measured."
+            f"Speed-up in {rounds} rounds: {speeds}. ~1 means that the range includes 1: no difference was measured."
         )
-    if starts := _spans({row.name: row.start_up_range for row in rows}, _seconds):
-        remarks.append(f"Start-up in {rounds} rounds, s: {starts}.")
-    if memory := _spans({row.name: _memory_range(row) for row in rows}, "{:,.0f}".format):
-        remarks.append(f"Peak memory in {rounds} rounds, MB: {memory}.")
     remarks += [f"left out: {pair}" for pair in comparison.left_out]
     return [*remarks, comparison.note] if comparison.note else remarks
-
-
-def _spans(spans: Mapping[str, tuple[float, float] | None], text: Callable[[float], str]) -> str:
-    """Return what the rounds of each row span of a figure; an empty text where there was one round."""
-    return "; ".join(f"{name}: {text(span[0])} to {text(span[1])}" for name, span in spans.items() if span is not None)
-
-
-def _memory_range(row: ComparisonRow) -> tuple[float, float] | None:
-    span = row.peak_memory_range
-    return None if span is None else (span[0] / 1e6, span[1] / 1e6)
-
-
-def comparison_table(comparison: Comparison, path: Path) -> Path:
-    """Write a comparison as CSV: a line a row, every field of its record, numbers as they are."""
-    rows = []
-    for row in comparison.rows:
-        left_out = {"metrics", "devices", "restarts", "repeats", "failures", "intervals", "differences", "step_time"}
-        values = row.model_dump(mode="json", exclude=left_out)
-        parts = {f"{name}_ms": value for name, value in row.step_time.parts.items()} if row.step_time else {}
-        spans = {
-            f"{name}{what} {end}": span[i]
-            for what, known in (("", row.intervals), (" difference", row.differences))
-            for name, span in known.items()
-            for i, end in enumerate(("low", "high"))
-        }
-        kept = {"devices": " ".join(row.devices), "restarts": len(row.restarts), "repeats": len(row.repeats)}
-        load = max((repeat.load for repeat in row.repeats), default=None)
-        rows.append({**values, **kept, "load": load, **parts, **row.metrics, **spans})
-    header = list(dict.fromkeys(name for row in rows for name in row))
-    return write_csv(path, header, [[row.get(name) for name in header] for row in rows])
 
 
 def comparison_pages(comparison: Comparison, folder: Path) -> tuple[Path, Path]:
@@ -165,11 +142,11 @@ def comparison_pages(comparison: Comparison, folder: Path) -> tuple[Path, Path]:
 
 
 def sections(comparison: Comparison) -> list[ReportSection]:
-    """Return all that a page says of a comparison, the conclusions first."""
+    """Return the sections of a comparison's page, starting with the findings."""
     worked = [row for row in comparison.rows if row.reason is None]
-    found = Text("Nothing follows from the figures.")
+    found = Text("The figures allow no conclusion.")
     return [
-        ReportSection("What came of it", [*map(Text, comparison.finding)] or [found]),
+        ReportSection("Conclusions", [*map(Text, comparison.finding)] or [found]),
         ReportSection(
             "Figures", [figures_table(comparison), *_charts(worked), *map(Text, comparison_remarks(comparison))]
         ),
@@ -180,73 +157,59 @@ def sections(comparison: Comparison) -> list[ReportSection]:
 
 
 def _charts(rows: Sequence[ComparisonRow]) -> list[Block]:
-    """Return a chart of each figure that a row has: its median and the range of the rounds, or its interval."""
+    """Return a chart for each figure of the rows: the median with the range of the rounds, or with the interval."""
     drawn = [
-        _medians("examples/s", [(row, row.examples_per_second or None, _speed_range(row)) for row in rows]),
-        _metric(rows),
-        _medians("start-up, s", [(row, row.start_up_seconds, row.start_up_range) for row in rows]),
-        _medians("peak memory, MB", [(row, _memory(row), _memory_range(row)) for row in rows]),
+        _medians("examples/s", rows, lambda one: one.examples_per_second or None),
+        _metric_chart(rows),
+        _medians("start-up, s", rows, lambda one: one.start_up_seconds),
+        _medians("peak memory, MB", rows, _memory),
     ]
     found = [chart for chart in drawn if chart is not None]
     return [Figure(found)] if found else []
 
 
-def _speed_range(row: ComparisonRow) -> tuple[float, float] | None:
-    speeds = [repeat.examples_per_second for repeat in row.repeats if repeat.examples_per_second]
-    return (min(speeds), max(speeds)) if speeds else None
-
-
 def _medians(
-    what: str, values: Sequence[tuple[ComparisonRow, float | None, tuple[float, float] | None]]
+    what: str, rows: Sequence[ComparisonRow], figure: Callable[[ComparisonRow | Repeat], float | None]
 ) -> Chart | None:
-    lines = [
-        (row.name, (span or (value,))[0], value, (span or (value,))[-1])
-        for row, value, span in values
-        if value is not None
-    ]
+    lines = []
+    for row in rows:
+        if (value := figure(row)) is not None:
+            rounds = [one for repeat in row.repeats if (one := figure(repeat)) is not None] or [value]
+            lines.append((row.name, min(rounds), value, max(rounds)))
     title = f"{what}: the median, and what the rounds span"
     return charts.ranges(title, lines, shown=lambda value: charts.number(float(f"{value:.4g}"))) if lines else None
 
 
-def _metric(rows: Sequence[ComparisonRow]) -> Chart | None:
-    """Draw the headline metric of the rows that have an interval of it."""
-    for name in (f"test/{metric}" for metric in HEADLINES.values()):
-        found = [(row, row.intervals[name]) for row in rows if name in row.intervals]
-        lines = [(row.name, low, row.metrics[name], high) for row, (low, high) in found]
-        if lines:
-            title = f"{name.replace('/', ' ')}, with its 95 % interval"
-            return charts.ranges(title, lines, from_zero=False, shown="{:.4f}".format)
-    return None
+def _metric_chart(rows: Sequence[ComparisonRow]) -> Chart | None:
+    """Draw the headline metric of the rows that have its interval."""
+    found = [(row, name, span) for row in rows for name, span in row.intervals.items()]
+    if not found:
+        return None
+    lines = [(row.name, low, row.metrics[name], high) for row, name, (low, high) in found]
+    title = f"{found[0][1].replace('/', ' ')}, with its 95 % interval"
+    return charts.ranges(title, lines, from_zero=False, shown="{:.4f}".format)
 
 
 def _steps(comparison: Comparison, worked: Sequence[ComparisonRow]) -> list[ReportSection]:
-    parts = {
-        row.name: dict(zip(PARTS.values(), row.step_time.parts.values(), strict=True))
-        for row in worked
-        if row.step_time is not None
-    }
     unknown = [row.name for row in worked if row.step_time is None]
     table = steps_table(comparison)
     blocks: list[Block] = []
-    if parts:
-        blocks.append(Figure([charts.stacked("ms a step", parts)]))
     if len(table.header) > 2:
         blocks.append(table)
-    if parts:
+    if len(unknown) < len(worked):
         blocks.append(
             Text(
-                "Measured on a few steps after the training, so that none of its own was slowed. A moment is compute "
-                "where any operation runs in the chief's process; else collectives, where gradients are summed or "
-                "shards are passed, which is mostly the wait for the other devices; else input wait, where the next "
-                "batch is not there yet; the rest is host: Python, and what starts operations. Under parameter_server "
-                "the workers' own clocks tell, and collectives are the traffic with the servers."
+                "Measured on a few extra steps after the training, so tracing slows no training step. Time counts as "
+                "compute while an operation runs in the chief's process; otherwise as collectives while devices sum "
+                "gradients or exchange shards, which is mostly waiting for each other; otherwise as input wait while "
+                "the next batch is missing; the rest is host: Python and launching operations."
             )
         )
     if unknown:
         blocks.append(
             Text(
-                f"Not measured: {'; '.join(unknown)}. Either train.traced_steps is null, or the steps after the "
-                "training that are traced were stopped."
+                f"Not measured: {'; '.join(unknown)}. Either train.traced_steps is null, the strategy is "
+                "parameter_server, or the traced steps after the training were interrupted."
             )
         )
     return [ReportSection("Where a step goes", blocks)] if blocks else []
@@ -256,7 +219,7 @@ def _rounds(comparison: Comparison) -> TableBlock:
     rows = []
     for row in comparison.rows:
         for one in row.repeats:
-            memory = _number(one.peak_memory_bytes and one.peak_memory_bytes / 1e6, ",.0f")
+            memory = _number(_memory(one), ",.0f")
             speed, seconds = _number(one.examples_per_second, ",.0f"), (one.total_seconds, one.start_up_seconds)
             figures = [str(one.round), speed, *(f"{value:,.1f}" for value in seconds), memory, f"{one.load:.2f}"]
             rows.append([row.strategy, row.loop or "-", one.run_id, *figures])
@@ -265,7 +228,7 @@ def _rounds(comparison: Comparison) -> TableBlock:
 
 
 def _origin(comparison: Comparison) -> TableBlock:
-    measured = "once" if comparison.rounds == 1 else f"{comparison.rounds} times, and figures are medians"
+    measured = "one each" if comparison.rounds == 1 else f"{comparison.rounds} each; figures are medians"
     return facts(
         {
             "dataset": comparison.dataset,
@@ -273,11 +236,170 @@ def _origin(comparison: Comparison) -> TableBlock:
             "git commit": comparison.git_commit or "none",
             "model": comparison.model,
             "seed": str(comparison.seed),
-            "trained": f"{comparison.epochs} epochs, {comparison.global_batch_size:,} examples a step of all replicas",
+            "trained": f"{comparison.epochs} epochs, {comparison.global_batch_size:,} examples per step",
             "processor cores": str(comparison.num_cores),
-            "each was measured": measured,
+            "measurements": measured,
             "comparison": comparison.run_id,
             "finished": comparison.finished_at,
             "seconds": f"{comparison.seconds:,.0f}",
         }
     )
+
+
+def concluded(comparison: Comparison) -> Comparison:
+    """Return a comparison with its findings."""
+    return comparison.model_copy(update={"finding": findings(comparison)})
+
+
+def findings(comparison: Comparison) -> tuple[str, ...]:
+    """Return the sentences about each row compared with one device, then about all speeds, then about the metric."""
+    rows = [row for row in comparison.rows if row.reason is None]
+    if len(rows) < 2:
+        return ("Only one row has figures, so there is nothing to compare.",)
+    said = []
+    for row in rows:
+        base = base_of(row, rows)
+        if base is not None and base is not row and row.speed_up is not None:
+            said.append(_sentence_of(row, base, comparison))
+    return (*said, *_fastest(rows), *_metric_findings(rows))
+
+
+def base_of(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
+    """Return the baseline for a row: the one with the same loop, or else with another."""
+    base = [other for other in rows if _strategy(other).is_baseline and other.examples_per_second]
+    base.sort(key=lambda other: other.loop != row.loop)
+    return base[0] if base else None
+
+
+def _sentence_of(row: ComparisonRow, base: ComparisonRow, comparison: Comparison) -> str:
+    """Return the sentence about a row's speed relative to its baseline."""
+    name, against = row.name, base.strategy if row.loop == base.loop else base.name
+    span = row.speed_up_range
+    if span is not None and span[1] > NOISY * span[0]:
+        return (
+            f"{name}: too noisy to judge. The rounds measured {span[0]:.2f} to {span[1]:.2f} times the speed of "
+            f"{against}: measure more rounds (--repeats) on a quieter machine."
+        )
+    if span is None:
+        told = f"{name} was measured once, at {row.speed_up:.2f} times the speed of {against}, which may be chance"
+    elif not row.differs:
+        told = f"{name} is as fast as {against}: the rounds measured {span[0]:.2f} to {span[1]:.2f} times its speed"
+    else:
+        word = "faster" if (row.speed_up or 0) > 1 else "slower"
+        told = f"{name} is {word} than {against}: {row.speed_up:.2f} times its speed"
+    return f"{told}. {_reason_for(row, base, comparison)}"
+
+
+def _reason_for(row: ComparisonRow, base: ComparisonRow, comparison: Comparison) -> str:
+    """Return the reason for a difference in speed, from the parts of a step."""
+    if row.step_time is None or base.step_time is None:
+        return "The parts of its steps were not measured, so the reason is unknown."
+    devices = len(row.devices)
+    # Replicas divide a batch. Each device of a replica fully computes what its layout does not divide.
+    ideal = row.num_replicas or devices
+    step, alone = row.step_time, base.step_time
+    growth = step.compute_ms * ideal / alone.compute_ms if alone.compute_ms else 1.0
+    too_long = {
+        "compute": step.compute_ms - alone.compute_ms / ideal,
+        "collectives": step.collectives_ms,
+        "input_wait": step.input_wait_ms - alone.input_wait_ms / ideal,
+        "host": step.host_ms - alone.host_ms / ideal,
+    }
+    # The reason first, then other relevant parts.
+    least = {"collectives": NOTHING}
+    parts = [name for name, excess in too_long.items() if excess > least.get(name, SMALL) * step.total_ms]
+    parts.sort(key=lambda name: -too_long[name])
+    told = [_part(name, row, base, growth, comparison.num_cores) for name in parts]
+    if not told:
+        told = [f"compute x{growth:.1f}, and the other parts of a step are negligible"]
+    told[0] = f"{told[0][:1].upper()}{told[0][1:]}"
+    return "; ".join(told) + "."
+
+
+def _part(name: str, row: ComparisonRow, base: ComparisonRow, growth: float, num_cores: int) -> str:
+    """Return the sentence about one part of a step, with its figure."""
+    devices, step = len(row.devices), row.step_time or StepTime.model_construct()
+    share = f"{getattr(step, f'{name}_ms') / step.total_ms:.0%} of a step"
+    if name == "compute":
+        what = _strategy(row).unit
+        each = f"compute per {what} x{growth:.1f}"
+        if (backend := _strategy(row).backend) != (other := _strategy(base).backend):
+            each += f", on {BACKENDS[backend]} in place of {BACKENDS[other]}"
+        on_cpu = all("cpu" in device.lower() for device in row.devices)
+        if devices > 1 and on_cpu:
+            return f"{_count(devices, what)} share {_count(num_cores, 'core')}: {each}"
+        return f"{each}, against its share on one device"
+    if name == "collectives":
+        return f"{_strategy(row).exchange} takes {share}"
+    if name == "host" and step.compute_ms < step.host_ms:
+        return f"{WORDS[name]} take {share}, more than the {step.compute_ms:.2g} ms that it computes"
+    return f"{WORDS[name]} {'takes' if name == 'input_wait' else 'take'} {share}"
+
+
+def _fastest(rows: Sequence[ComparisonRow]) -> list[str]:
+    known = sorted((row for row in rows if row.examples_per_second), key=lambda row: -(row.examples_per_second or 0))
+    if len(known) < 2:
+        return []
+    best, *others = known
+    near = [row for row in others if _overlaps(row, best)]
+    if near:
+        return [f"{best.name} is the fastest. Not measurably slower: {'; '.join(row.name for row in near)}."]
+    return [f"{best.name} is the fastest, with {best.examples_per_second:,.0f} examples/s."]
+
+
+def _overlaps(row: ComparisonRow, best: ComparisonRow) -> bool:
+    """Return whether a row was as fast as the best row in some round; True if they share fewer than two rounds."""
+    speeds = {repeat.round: repeat.examples_per_second or 0.0 for repeat in best.repeats}
+    pairs = [
+        (repeat.examples_per_second or 0.0, speeds[repeat.round]) for repeat in row.repeats if repeat.round in speeds
+    ]
+    return len(pairs) < 2 or any(own >= bests for own, bests in pairs)
+
+
+def metric_base(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
+    """Return the row with which the metrics of the others are compared: the baseline, else the first with metrics."""
+    known = [row for row in rows if row.intervals]
+    known.sort(key=lambda row: not _strategy(row).is_baseline)
+    return known[0] if known else None
+
+
+def _metric_findings(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Return whether the rows differ in the headline metric of their task by more than chance in the test examples.
+
+    By the intervals of the differences on the same examples: where those of two rows overlap, the difference may still
+    be sure.
+    """
+    base = metric_base(rows)
+    found = [row for row in rows if row.differences]
+    if base is None or not found:
+        return []
+    (name,) = base.intervals
+    metric, against = name.replace("/", " "), f"that of {base.name}"
+    apart = [row for row in found if not row.differences[name][0] <= 0 <= row.differences[name][1]]
+    if not apart:
+        return [
+            f"No row's {metric} differs measurably from {against}: on the same test examples, the 95 % interval of "
+            "each difference contains 0."
+        ]
+    spans = [f"{row.name} by {row.differences[name][0]:+.4f} to {row.differences[name][1]:+.4f}" for row in apart]
+    causes = [
+        "each replica sums its own part of a batch, and draws its own Dropout if the model has it"
+        if any((row.num_replicas or 1) > 1 for row in apart)
+        else "",
+        "JAX draws other random numbers"
+        if any(_strategy(row).backend != _strategy(base).backend for row in apart)
+        else "",
+    ]
+    known = f" This is to be expected: {' and '.join(filter(None, causes))}." if any(causes) else ""
+    return [
+        f"The {metric} differs from {against}, on the same test examples: {'; '.join(spans)}.{known} Another "
+        "train.seed shows how much the result varies by chance alone."
+    ]
+
+
+def _strategy(row: ComparisonRow) -> type[config.StrategySection]:
+    return config.strategy_kinds()[row.strategy]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

@@ -1,4 +1,4 @@
-"""A sweep in a terminal, as a file, and as a page: what was tried, what it gave, and what became of the best."""
+"""Shows a sweep in a terminal, as a file and as a page: its trials, their values, and the final training."""
 
 import itertools
 import json
@@ -9,15 +9,14 @@ from typing import Any
 
 from tasks.records import Sweep, Trial
 from tasks.reports import charts
-from tasks.reports.blocks import Block, Figure, ReportSection, TableBlock, Text, facts, write
+from tasks.reports.blocks import Block, Figure, ReportSection, TableBlock, Text, as_markdown, facts, write
 from tasks.reports.charts import Chart, Series
-from tasks.reports.tables import write_csv
 
 MOST_TRIALS = 20
-"""Trials that are shown unfolded."""
+"""The number of trials that are not folded."""
 MOST_CURVES = 200
 STATES = {"complete": ("whole", 0), "pruned": ("pruned", 1), "best": ("best", 2)}
-"""The label and the colour of the trials that are drawn."""
+"""The label and the colour of the trials in charts."""
 
 
 def text_of(value: Any) -> str:
@@ -28,7 +27,7 @@ def text_of(value: Any) -> str:
 
 
 def short_names(keys: Sequence[str]) -> list[str]:
-    """Return the last part of each key, or the whole key where that is ambiguous."""
+    """Return the last part of each key, or the whole key if that part is ambiguous."""
     last = [key.rpartition(".")[2] for key in keys]
     return [short if last.count(short) == 1 else key for key, short in zip(keys, last, strict=True)]
 
@@ -68,43 +67,32 @@ def sweep_remarks(sweep: Sweep) -> list[str]:
     states = Counter(one.state for one in sweep.trials)
     copies = sum(one.same_as is not None for one in sweep.trials)
     counted = ", ".join(f"{count} {state}" for state, count in states.items())
-    said = [f"{len(sweep.trials)} trials: {counted}" + (f", {copies} of them as an earlier one" if copies else "")]
+    said = [f"{len(sweep.trials)} trials: {counted}" + (f", {copies} of them repeated" if copies else "")]
     if sweep.importance:
         said.append(
-            "of the differences between whole trials explain: "
+            "share of the differences between complete trials: "
             + ", ".join(f"{key} {share:.0%}" for key, share in sweep.importance.items())
         )
     said += [f"trial {one.number} failed: {one.reason}" for one in sweep.trials if one.state == "failed"]
     return said
 
 
-def sweep_table(sweep: Sweep, path: Path) -> Path:
-    """Write a sweep as CSV: one line per trial, numbers unrounded."""
-    keys = list(sweep.plan.space["space"])
-    header = ["trial", "state", "same_as", sweep.plan.metric, "epochs", "seconds", "run_id", *keys, "reason"]
-    rows = [
-        [
-            one.number, one.state, one.same_as, one.value, len(one.values), one.seconds, one.run_id,
-            *(one.params[key] if isinstance(one.params[key], int | float | str) else json.dumps(one.params[key])
-              for key in keys),
-            one.reason,
-        ]
-        for one in sweep.trials
-    ]  # fmt: skip
-    return write_csv(path, header, rows)
-
-
 def sweep_page(sweep: Sweep, path: Path) -> Path:
-    """Write the page of a sweep as HTML; return where to."""
+    """Write the page of a sweep as HTML; return its path."""
     best = _best(sweep)
     title = f"Sweep {sweep.plan.name} of {sweep.model} on {sweep.dataset}"
     if best is not None:
         title += f": {sweep.plan.metric} {best.value:.4f}"
-    partial = "" if sweep.final is not None else "Partial: the best trial was not trained again on all examples yet."
+    partial = "" if sweep.final is not None else "Partial: the best trial has not been trained on all examples yet."
     by_parameter = [_slice(sweep, key, one) for key, one in sweep.plan.space["space"].items()]
     slices = ReportSection("The values by each parameter", [Figure(by_parameter)])
     sections = [_outcome(sweep), _progress(sweep), _importance(sweep), slices, _trials(sweep), _space(sweep)]
     return write(path, title, [one for one in sections if one is not None], partial)
+
+
+def sweep_outcome(sweep: Sweep) -> str:
+    """Return the outcome of a sweep as Markdown."""
+    return as_markdown(f"Sweep {sweep.plan.name}", [_outcome(sweep)])
 
 
 def _best(sweep: Sweep) -> Trial | None:
@@ -114,7 +102,7 @@ def _best(sweep: Sweep) -> Trial | None:
 def _outcome(sweep: Sweep) -> ReportSection:
     best = _best(sweep)
     if best is None:
-        return ReportSection("What was found", [Text("No trial was trained to its end.")])
+        return ReportSection("Result", [Text("No trial was completed.")])
     rows = {
         "best": f"trial {best.number} of {len(sweep.trials)}, {sweep.plan.metric} {best.value:.4f}",
         **{key: text_of(value) for key, value in best.params.items()},
@@ -122,13 +110,13 @@ def _outcome(sweep: Sweep) -> ReportSection:
     }
     blocks: list[Block] = [facts(rows)]
     told = (
-        f"The best of {len(sweep.trials)} values looks better than it is: some of it is luck, and the more trials the "
-        "more. So it is no measure of the model. "
+        f"The best of {len(sweep.trials)} values looks better than it is, because part of it is luck, so it does not "
+        "measure the model. "
     )
     if (final := sweep.final) is not None:
         told += (
-            "Its settings were trained again on training and validation examples together; what follows was measured "
-            "on the test split, which no trial has seen."
+            "The model below was trained with its settings on the training and validation examples together, and "
+            "measured on the test split, which no trial used."
         )
         blocks.append(Text(told))
         model = f"{final.model_version} {' '.join(f'@{one}' for one in final.aliases)}"
@@ -149,12 +137,12 @@ def _outcome(sweep: Sweep) -> ReportSection:
             )
         )
     else:
-        blocks.append(Text(told + "What it is worth, the training on all examples shows."))
-    return ReportSection("What was found", blocks)
+        blocks.append(Text(told + "The training on all examples will measure it."))
+    return ReportSection("Result", blocks)
 
 
 def _dots(sweep: Sweep, place_of: Callable[[Trial], float]) -> list[Series]:
-    """Return the values of the trials that have one, each at its place."""
+    """Return one series of dots per state, of the trials with a value at ``place_of``."""
     shown = [one for one in sweep.trials if one.state in STATES and one.value is not None]
     dots = []
     for state, (label, colour) in STATES.items():
@@ -182,8 +170,8 @@ def _progress(sweep: Sweep) -> ReportSection:
     if lines:
         alt = f"{metric} after each epoch of {len(lines)} trials"
         drawn.append(charts.plot("epoch", metric, lines, alt, whole=True))
-    told = "A whole trial was trained to its end; a pruned one is drawn where it ended."
-    return ReportSection("Trials as they came", [Figure(drawn, told)])
+    told = "The line of a pruned trial stops where the trial was pruned."
+    return ReportSection("Trials in order", [Figure(drawn, told)])
 
 
 def _importance(sweep: Sweep) -> ReportSection | None:
@@ -192,14 +180,14 @@ def _importance(sweep: Sweep) -> ReportSection | None:
     shown = {key.rpartition(".")[2]: share for key, share in sweep.importance.items()}
     drawn = charts.bars(f"share of the differences in {sweep.plan.metric}", shown, ".0%")
     told = (
-        "What part of the differences between whole trials each parameter explains, all over its range (fANOVA; "
-        "Hutter et al., 2014), by a forest that was fitted to them. Of few trials it is a rough guess."
+        "The share of the differences between completed trials that each parameter explains over its whole range "
+        "(fANOVA with a random forest; Hutter et al., 2014). With few trials it is a rough estimate."
     )
     return ReportSection("Which parameter matters", [Figure([drawn], told)])
 
 
 def _slice(sweep: Sweep, key: str, parameter: Any) -> Chart:
-    """Draw the value of each trial over what it had for a parameter."""
+    """Draw the value of each trial against its value of a parameter."""
     name, metric = key.rpartition(".")[2], sweep.plan.metric
 
     def draw(place_of: Callable[[Trial], float], **options: Any) -> Chart:
@@ -222,7 +210,7 @@ def _trials(sweep: Sweep) -> ReportSection:
     if len(rows) > MOST_TRIALS:
         blocks.append(TableBlock(tuple(header), rows[MOST_TRIALS:], 2, f"{len(rows) - MOST_TRIALS} more", folded=True))
     if any(one.same_as is not None for one in sweep.trials):
-        blocks.append(Text("A trial that is the same as an earlier one has its values, and was not trained again."))
+        blocks.append(Text("A trial with the parameters of an earlier one copies its values and is not trained again."))
     failed = {f"trial {one.number}": one.reason or "" for one in sweep.trials if one.state == "failed"}
     if failed:
         blocks.append(facts(failed, title="Why trials failed"))
@@ -238,7 +226,7 @@ def _space(sweep: Sweep) -> ReportSection:
         "metric": f"{plan.metric}, {'lower' if plan.lower_is_better else 'higher'} is better",
         "sampler": f"{plan.sampler}, seed {plan.space['seed']}",
         "pruner": text_of(plan.space["pruner"]),
-        "side by side": str(plan.parallel),
+        "trained in parallel": str(plan.parallel),
         "data version": sweep.data_version or "not under DVC",
         "commit": sweep.git_commit or "-",
         "sweep": sweep.run_id,

@@ -1,14 +1,23 @@
-"""Tables without drawings: CSV and JSON files of a run, Markdown, and rows for the terminal."""
+"""Tables without charts: CSV and JSON files of a run, Markdown, and rows for the terminal."""
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tasks.records import EvaluationResult, Feature, TrainingResult
+from tasks.records import (
+    HEADLINES,
+    EvaluationResult,
+    Feature,
+    Record,
+    RegisteredModel,
+    Run,
+    RunSummary,
+    TrainingResult,
+)
 
 MAX_MOMENTS = 4
-"""More means and deviations are not shown: an image has no more channels, and thousands do not fit a line."""
+"""The maximum number of means and deviations: enough for an image's channels, while thousands would not fit a line."""
 
 
 def history_table(training: TrainingResult, path: Path) -> Path:
@@ -43,10 +52,20 @@ def metrics_table(evaluation: EvaluationResult, path: Path) -> Path:
 
 
 def write_csv(path: Path, header: list[str], rows: Sequence[Sequence[object]]) -> Path:
-    """Write a table as CSV; return where to."""
+    """Write a table as CSV; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([header, *rows])
+    return path
+
+
+def records_table(entries: Sequence[Record], path: Path) -> Path:
+    """Write records as CSV, one per line, with unrounded numbers; a column of a nested value has a name such as
+    ``metrics.test/accuracy``. Return the path."""
+    import pandas
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pandas.json_normalize([entry.model_dump(mode="json") for entry in entries]).to_csv(path, index=False)
     return path
 
 
@@ -84,7 +103,85 @@ def describe_columns(name: str, feature: Feature) -> list[tuple[str, str, str]]:
 
 
 def moments(means: Sequence[float], deviations: Sequence[float]) -> str:
-    """Return means and deviations in words; an empty text for none, and for more than ``MAX_MOMENTS``."""
+    """Return means and deviations as text; empty for none, and for more than ``MAX_MOMENTS``."""
     if not 0 < len(means) <= MAX_MOMENTS:
         return ""
     return f"mean {' '.join(f'{one:.4g}' for one in means)}, deviation {' '.join(f'{one:.4g}' for one in deviations)}"
+
+
+def run_rows(
+    run: Run, training: TrainingResult | None, evaluated: str | None, registered: RegisteredModel | None
+) -> dict[str, str]:
+    """Return what a run trained on which data and what became of its model, by name, without what is not known.
+
+    Args:
+        run: the run.
+        training: its training result, if it finished its training.
+        evaluated: the checkpoint that was evaluated.
+        registered: the result of its registration.
+    """
+    lineage = run.lineage
+    package = f" (stratagem {lineage.package_version})" if lineage.package_version else ""
+    rows = {
+        "dataset": f"{run.dataset}, data version {lineage.data_version or 'not under DVC'}",
+        "model": run.model,
+        "strategy": f"{run.strategy}, loop {run.loop}",
+        "seed": str(run.settings["train"]["seed"]),
+        "git commit": f"{lineage.git_commit or 'none'}{' with uncommitted changes' if lineage.git_dirty else ''}",
+        "code": f"{lineage.code_digest}{package}",
+        "settings": lineage.settings_digest,
+        "host": run.host,
+        "resumed with": "; ".join(f"{one.what} {one.values}" for one in run.changed),
+    }
+    if training is not None:
+        replicas = f"{training.num_replicas} replica{'s' * (training.num_replicas > 1)}"
+        rows |= {
+            "strategy": f"{rows['strategy']}, {replicas} on {', '.join(training.devices)}",
+            "trained": f"{training.epochs} epochs, {training.steps:,} steps of {training.global_batch_size:,} examples",
+            "optimizer": training.optimizer,
+            "parameters": f"{training.num_parameters:,}, with those that are not trained",
+            "restarts": "; ".join(training.restarts),
+            "weights": training.weights_digest,
+        }
+    rows["evaluated"] = evaluated or ""
+    if registered is not None:
+        version = f"{registered.model_name}/{registered.model_version}"
+        rows |= {
+            "registered": " ".join([version, *(f"@{alias}" for alias in registered.aliases)])
+            if registered.model_version
+            else f"no: {registered.reason}",
+            "champion": registered.judgement.told if registered.judgement is not None else "",
+            "note": "; ".join(registered.notes),
+        }
+    return {name: text for name, text in rows.items() if text} | {"run": run.run_id, "experiment": run.experiment}
+
+
+def result_rows(summary: RunSummary) -> dict[str, str]:
+    """Return the headline of a run's test, its other metrics, and what became of its model."""
+    measured = {key.removeprefix("test/"): f"{value:.4f}" for key, value in summary.metrics.items()}
+    measured.pop("loss", None)
+    headline = next(name for name in HEADLINES.values() if name in measured)
+    version = " ".join([summary.model_version or "", *(f"@{alias}" for alias in summary.aliases)])
+    rows = {
+        f"test {headline}": measured.pop(headline),
+        "others": ", ".join(map(" ".join, measured.items())),
+        "champion": summary.judgement.told if summary.judgement else "",
+        "model": version if summary.model_version else f"not registered: {summary.reason}",
+        "note": "; ".join(summary.notes),
+    }
+    return {name: text for name, text in rows.items() if text}
+
+
+def summary_rows(summary: RunSummary, restarts: Iterable[str] = ()) -> dict[str, str]:
+    """Return what a run has done, by name; ``restarts`` are the reasons why its workers restarted."""
+    speed = f", {summary.examples_per_second:,.0f} examples/s" if summary.examples_per_second is not None else ""
+    replicas = f"{summary.num_replicas} replica{'s' * (summary.num_replicas > 1)}"
+    return {
+        **result_rows(summary),
+        "dataset": f"{summary.dataset}, data version {(summary.data_version or 'not under DVC')[:12]}",
+        "strategy": f"{summary.strategy}, {replicas}, loop {summary.loop}",
+        "trained": f"{summary.epochs} epochs, {summary.steps:,} steps{speed}",
+        **{f"restart {number}": reason for number, reason in enumerate(restarts, start=1)},
+        "checkpoint": summary.checkpoint,
+        "run": summary.run_id,
+    }

@@ -1,5 +1,5 @@
-"""When a checkpoint's folder is whole: ``state.json`` is written last, and holds the sha256 of the arrays and of
-itself, and the number of its format."""
+"""Finding and verifying complete checkpoints: ``state.json`` is written last, and contains the sha256 of the arrays
+and of itself, and its format number."""
 
 import hashlib
 import json
@@ -13,40 +13,44 @@ from tasks.system import files
 STATE = "state.json"
 
 
+def steps(folder: Path) -> list[int]:
+    """Return the steps of the checkpoints in a folder, in numerical order (9, 10, 100)."""
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
+
+
 def digest(content: Mapping[str, Any]) -> str:
     """Return the sha256 of a JSON value."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def signed(content: Mapping[str, Any]) -> bytes:
-    """Return a JSON value as the bytes of a file that holds its own sha256 and the number of its format."""
+    """Return a JSON value as the bytes of a file that contains its own sha256 and its format number."""
     content = {**content, "format": FORMAT}
     return json.dumps({**content, "sha256": digest(content)}, indent=1).encode()
 
 
 def parse(signed: bytes, path: Path | str) -> dict[str, Any]:
-    """Return the value of ``signed``; ``path`` is the file's, for messages.
+    """Return the value that ``signed`` wrote; messages name ``path``.
 
     Raises:
-        ValueError: it is not what was written.
-        UserError: it is of another format.
+        ValueError: the content was changed.
+        UserError: the file has another format.
     """
     content: dict[str, Any] = json.loads(signed)
     if not isinstance(content, dict) or content.pop("sha256", None) != digest(content):
-        raise ValueError(f"{STATE} has another sha256 than when it was written")
+        raise ValueError(f"the sha256 of {STATE} has changed since it was written")
     check_format(content.pop("format", None), path, Run.remedy)
     return content
 
 
 def verify(folder: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint's ``state.json``, once the arrays beside it are found to be those it names.
+    """Return the content of a checkpoint's ``state.json`` after verifying its arrays.
 
     Raises:
-        OSError, ValueError, KeyError: files are missing, or are not what was written.
-        UserError: it is of another format.
+        OSError, ValueError, KeyError: files are missing or were changed.
+        UserError: the file has another format.
     """
     state = parse((folder / STATE).read_bytes(), folder / STATE)
-    for name, sha256 in {"arrays.npz": state["arrays_sha256"], **state.get("pieces", {})}.items():
-        if files.digest(folder / Path(name).name) != sha256:
-            raise ValueError(f"{name} has another sha256 than when it was written")
+    if files.digest(folder / "arrays.npz") != state["arrays_sha256"]:
+        raise ValueError("the sha256 of arrays.npz has changed since it was written")
     return state

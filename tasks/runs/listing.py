@@ -1,23 +1,39 @@
-"""All runs at a glance: their status, results, speed and size on the disk; one run in detail; how two differ."""
+"""Lists all runs with status, results, speed and size on disk; shows one run in detail; compares two runs."""
 
-import contextlib
+import itertools
+import json
 import math
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from tasks import config
-from tasks.records import HEADLINES, Kept, R, Reproduction, Run, RunDetails, RunDifference, RunLine, RunList, RunSummary
-from tasks.runs.entries import Entry, find_entries, find_entry, find_unreadable
+from tasks import config, records
+from tasks.records import (
+    HEADLINES,
+    EvaluationResult,
+    RecentRuns,
+    RegisteredModel,
+    Reproduction,
+    Run,
+    RunDetails,
+    RunLine,
+    RunList,
+    RunProgress,
+    RunSummary,
+    TrainingResult,
+    Trial,
+)
+from tasks.runs import outcome
+from tasks.runs.entries import find_runs, find_unreadable
 from tasks.runs.locks import is_abandoned
-from tasks.runs.outcome import is_pruned, load_record
-from tasks.system import clock, errors, files
+from tasks.system import errors, files
 from tasks.system.errors import UserError
 
-STATUSES = ("running", "finished", "failed", "killed", "crashed")
+STATUSES = ("running", "finished", "failed", "killed")
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 AGO = re.compile(r"(\d{1,6})([mhdw])")
 FIGURES = ("examples_per_second", "bytes")
@@ -25,20 +41,20 @@ FIGURES = ("examples_per_second", "bytes")
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs a command is about: those that meet every condition that is not None."""
+    """Selects the runs that meet every condition that is not None."""
 
     dataset: str | None = None
     strategy: str | None = None
     since: datetime | None = None
-    """They began then, or later."""
+    """Only runs that began at this time or later."""
     status: str | None = None
     """One of ``STATUSES``."""
 
     def check(self, lines: Sequence[RunLine]) -> None:
-        """Refuse what no run can be.
+        """Refuse conditions that no run can meet.
 
         Raises:
-            UserError: names the option, and what is allowed.
+            UserError: names the option and its allowed values.
         """
         strategies = {*config.strategy_kinds(), *(line.strategy for line in lines)}
         for option, value, known in (
@@ -47,11 +63,11 @@ class RunFilter:
             ("--dataset", self.dataset, {line.dataset for line in lines}),
         ):
             if value is not None and value not in known:
-                none = "there is no run yet" if not lines else None
+                none = "no run exists yet" if not lines else None
                 raise UserError(errors.one_of(option, value, known - {""}, none))
 
     def includes(self, line: RunLine) -> bool:
-        """Return whether a run is among them."""
+        """Return whether a run meets all conditions."""
         return (
             self.dataset in (None, line.dataset)
             and self.strategy in (None, line.strategy)
@@ -63,19 +79,19 @@ class RunFilter:
 def list_runs(
     choice: RunFilter, sort: str | None = None, lowest_first: bool = False, limit: int | None = None
 ) -> RunList:
-    """Return the runs in mlruns/, the newest first.
+    """Return the runs in mlruns/, newest first.
 
     Args:
-        choice: which of them.
-        sort: by one of ``FIGURES``, or by a metric such as ``test/accuracy``; runs without it come last.
-        lowest_first: or the highest.
-        limit: so many at most.
+        choice: selects the runs.
+        sort: one of ``FIGURES``, or a metric such as ``test/accuracy``; runs without it come last.
+        lowest_first: sort in ascending order; otherwise descending.
+        limit: the maximum number of runs.
 
     Raises:
-        UserError: there is no such dataset, strategy, status or metric.
+        UserError: no run has this dataset, strategy, status or metric.
     """
-    entries, unreadable = find_entries("runs"), find_unreadable()
-    lines = [line_of(entry) for entry in entries]
+    runs, unreadable = find_runs("runs"), find_unreadable()
+    lines = [line_of(run) for run in runs]
     choice.check(lines)
     found = [line for line in lines if choice.includes(line)]
     if sort is not None:
@@ -91,60 +107,63 @@ def list_runs(
 
         found.sort(key=place)
     root = config.project_root()
-    problems = {entry.run.folder: why for entry in entries if (why := entry.problem()) is not None}
     return RunList(
         runs=tuple(found[:limit]),
         num_matching=len(found),
         num_runs=len(lines),
         bytes=sum(line.bytes for line in lines) + sum(files.num_bytes(root / folder) for folder in unreadable),
-        checkpoint_bytes=sum(files.num_bytes(root / entry.run.folder / "checkpoints") for entry in entries),
-        model_bytes=sum(files.num_bytes(root / entry.run.folder / "models") for entry in entries),
-        unreadable=problems | unreadable,
+        checkpoint_bytes=sum(files.num_bytes(root / run.folder / "checkpoints") for run in runs),
+        model_bytes=sum(files.num_bytes(root / run.folder / "models") for run in runs),
+        unreadable=unreadable,
     )
 
 
 def lower_is_better(metric: str) -> bool:
-    """Return whether less of a metric such as ``test/my_code:far`` is better, as the newest evaluation that has it
-    says; False where none has it."""
-    for entry in find_entries("runs"):
-        found = entry.evaluation
+    """Return whether lower is better for a metric such as ``test/my_code:far``, according to the newest evaluation
+    with that metric; False if no evaluation has it."""
+    for run in find_runs("runs"):
+        found = outcome.load_readable(run, EvaluationResult)
         if found is not None and metric in found.metrics:
             return metric in found.lower_is_better
     return False
 
 
-def line_of(entry: Entry) -> RunLine:
-    """Return what a list says of a run."""
-    run, ended = entry.run, entry.status
-    metrics = entry.evaluation.metrics if entry.evaluation is not None else {}
-    status = ended.status.lower() if ended is not None else None
-    if status == "running" and is_abandoned(run):
-        status = "crashed"
+def line_of(run: Run) -> RunLine:
+    """Return a run's line in a list, from its records that can be read."""
+    training, evaluation = outcome.load_readable(run, TrainingResult), outcome.load_readable(run, EvaluationResult)
+    metrics = evaluation.metrics if evaluation is not None else {}
+    ended, status = outcome.status(run), status_of(run)
     return RunLine(
         run_id=run.run_id,
         name=run.name,
-        began=clock.at(run.start_time / 1000),
-        ended=ended.at if ended is not None and status in ("finished", "failed", "killed") else None,
+        began=records.at(run.start_time / 1000),
+        ended=ended.at if ended.status != "RUNNING" else None,
         status=status,
-        dataset=entry.dataset,
-        model=entry.model,
-        strategy=entry.strategy,
-        loop=entry.loop,
+        dataset=run.dataset,
+        model=run.model,
+        strategy=run.strategy,
+        loop=run.loop,
         headline=next((name for one in HEADLINES.values() if (name := f"test/{one}") in metrics), None),
         metrics=metrics,
-        examples_per_second=entry.training.examples_per_second if entry.training is not None else None,
-        model_version=entry.model_version,
+        examples_per_second=training.examples_per_second if training is not None else None,
+        model_version=version_of(run),
         bytes=files.num_bytes(config.project_root() / run.folder),
-        pruned=is_pruned(run),
+        pruned=outcome.is_pruned(run),
         parent_run_id=run.parent_run_id,
     )
 
 
+def version_of(run: Run) -> str | None:
+    """Return NAME/VERSION of a run's registered model, None if it has none."""
+    made = outcome.load_readable(run, RegisteredModel)
+    return f"{made.model_name}/{made.model_version}" if made is not None and made.model_version else None
+
+
 def moment(text: str, option: str) -> datetime:
-    """Return when a text means: a day or a time of it, in local time, or how long ago, such as ``7d`` or ``12h``.
+    """Parse a day or a time, in local time, or an age such as ``7d`` or ``12h``.
 
     Raises:
-        UserError: it is written otherwise.
+        UserError: the text has none of these formats.
     """
     try:
         if ago := AGO.fullmatch(text):
@@ -152,118 +171,134 @@ def moment(text: str, option: str) -> datetime:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError, OSError):
         raise UserError(
-            f"{option} = '{errors.cut(text)}' is no time: give a day such as 2026-11-20, a time such as "
+            f"{option} = '{errors.cut(text)}' is not a time: give a day such as 2026-11-20, a time such as "
             "2026-11-20T18:00, or how long ago: 30m, 12h, 7d or 4w"
         ) from None
 
 
 def show(run: Run) -> RunDetails:
-    """Return what the records of a run say; what cannot be read of them is left out.
+    """Return the details of a run from its records, without those that cannot be read.
 
     Raises:
-        UserError: params.yaml cannot be read; or the run was removed meanwhile.
+        UserError: params.yaml cannot be read.
     """
-    summary = _load(run, "summary.json", RunSummary)
-    reproduction = _load(run, "records/reproduction.json", Reproduction)
-    entry = find_entry(run)
-    if entry is None:
-        raise UserError(f"run {run.run_id} is not in {run.folder} any more, or cannot be read there")
-    training, evaluation, registered, ended = entry.training, entry.evaluation, entry.registration, entry.status
+    summary, ended = outcome.load_readable(run, RunSummary), outcome.status(run)
+    evaluation = outcome.load_readable(run, EvaluationResult)
+    folder = config.project_root() / run.folder
+    kept = [path for part in ("checkpoints", "models") for path in sorted(folder.glob(f"{part}/[!.]*"), key=_order)]
     return RunDetails(
-        run=line_of(entry),
-        folder=run.folder,
-        reason=ended.reason if ended else None,
-        lineage=run.lineage,
-        flow_run_id=run.flow_run_id,
-        experiment=run.experiment,
-        host=run.host,
-        settings=_different(run.settings, config.load().to_json()),
-        epochs=training.epochs if training else None,
-        steps=training.steps if training else None,
-        num_replicas=training.num_replicas if training else None,
-        devices=training.devices if training else (),
-        weights_digest=training.weights_digest if training else None,
-        checkpoint=evaluation.checkpoint if evaluation else None,
+        run=line_of(run),
+        record=run,
+        reason=ended.reason,
+        settings=different(run.settings, config.load().to_json()),
+        training=outcome.load_readable(run, TrainingResult),
+        evaluated=evaluation.checkpoint if evaluation else None,
+        registered=outcome.load_readable(run, RegisteredModel),
         seconds=summary.seconds if summary else {},
-        checkpoints=_kept(run, "checkpoints"),
-        models=_kept(run, "models"),
-        model_uri=registered.model_uri if registered else None,
-        aliases=registered.aliases if registered else (),
-        why_no_version=registered.reason if registered else None,
-        judgement=registered.judgement.told if registered and registered.judgement else None,
-        notes=registered.notes if registered else (),
-        changed=run.changed,
-        # Which run this one was trained to reproduce, and what came of it.
-        reproduces=f"{reproduction.run_id}: {reproduction.reason}" if reproduction else None,
+        files={
+            path.relative_to(folder).as_posix(): files.num_bytes(path) if path.is_dir() else path.lstat().st_size
+            for path in kept
+        },
+        reproduction=outcome.load_readable(run, Reproduction),
     )
 
 
-def compare(first: Run, second: Run) -> RunDifference:
-    """Return what differs between two runs: settings, data, code, what came of them, and how fast.
+def _order(path: Path) -> tuple[int, str]:
+    """Return the sort key of a checkpoint, by its step, or of a model, by its name."""
+    return int(path.name) if path.name.isdigit() else 0, path.name
+
+
+def compare(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
+    """Return what differs between two runs: settings, data, code, results and speed.
 
     Raises:
         UserError: see ``show``.
     """
-    found = _different(first.settings, second.settings)
-    sides = [_facts(show(run)) | run.environment for run in (first, second)]
-    found |= {
-        what: (sides[0].get(what), sides[1].get(what))
-        for what in dict.fromkeys([*sides[0], *sides[1]])
-        if sides[0].get(what) != sides[1].get(what)
-    }
-    return RunDifference(first=first.run_id, second=second.run_id, differences=found)
+    before, now = (_facts(show(run)) | run.environment for run in (first, second))
+    return different(first.settings, second.settings) | _unequal(before, now)
+
+
+def different(first: dict[str, Any], second: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ, with both values; None stands for a missing key."""
+    marks = config.marks_of(config.Settings)
+    before, now = (dict(config.leaves(values, whole=marks)) for values in (first, second))
+    return _unequal(before, now)
+
+
+def _unequal(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {key: (before.get(key), now.get(key)) for key in {**before, **now} if before.get(key) != now.get(key)}
 
 
 def _facts(shown: RunDetails) -> dict[str, Any]:
-    """Return what of a run is compared beside its settings."""
-    line, lineage = shown.run, shown.lineage
+    """Return the facts about a run that ``compare`` compares in addition to its settings."""
+    line, lineage, training = shown.run, shown.record.lineage, shown.training
     return {
         "data version": lineage.data_version,
         "code": lineage.code_digest,
         "stratagem": lineage.package_version,
         "git commit": lineage.git_commit,
         "uncommitted changes": lineage.git_dirty,
-        "host": shown.host,
-        "devices": ", ".join(shown.devices) or None,
+        "host": shown.record.host,
+        "devices": ", ".join(training.devices) if training else None,
         "status": line.status,
-        "epochs": shown.epochs,
-        "steps": shown.steps,
+        "epochs": training.epochs if training else None,
+        "steps": training.steps if training else None,
         **line.metrics,
         "examples/s": line.examples_per_second,
         **{f"seconds: {stage}": seconds for stage, seconds in shown.seconds.items()},
-        "resumed with others": "; ".join(f"{one.what} {one.values}" for one in shown.changed) or None,
-        "weights": shown.weights_digest,
+        "resumed with others": "; ".join(f"{one.what} {one.values}" for one in shown.record.changed) or None,
+        "weights": training.weights_digest if training else None,
         "model version": line.model_version,
     }
 
 
-def _different(first: dict[str, Any], second: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ, with both values; None where one has no such key."""
-    marks = config.marks_of(config.Settings)
-    before, now = (dict(config.leaves(values, whole=marks)) for values in (first, second))
-    keys = [*before, *(key for key in now if key not in before)]
-    return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
+def recent_runs() -> RecentRuns:
+    """Return the progress of the running trainings, the newest finished run, and what failed in the last 24 hours."""
+    now, running, latest, failed = datetime.now(UTC), [], None, {}
+    for run in find_runs("runs"):
+        status, ended = status_of(run), outcome.status(run)
+        if status == "running":
+            running.append(_progress(run, now))
+        elif status == "finished":
+            latest = latest or line_of(run)
+        elif (ended.reason or "").startswith(Trial.pruned_because):
+            continue  # A sweep ends such a trial on purpose.
+        # An unreadable status has no time.
+        elif datetime.fromisoformat(ended.at or records.now()) >= now - timedelta(days=1):
+            failed[run.name] = ": ".join(filter(None, [status, ended.reason]))
+    return RecentRuns(running=tuple(running), latest=latest, failed=failed)
 
 
-def _load(run: Run, file: str, record_type: type[R]) -> R | None:
-    """Return a record in a run's folder, None where it is missing or cannot be read."""
-    with contextlib.suppress(UserError):
-        return load_record(run, file, record_type)
-    return None
+def status_of(run: Run) -> str:
+    """Return one of ``STATUSES``: a run with a free lock and no recorded end was killed."""
+    return "killed" if outcome.is_running(run) and is_abandoned(run) else outcome.status(run).status.lower()
 
 
-def _kept(run: Run, part: str) -> tuple[Kept, ...]:
-    """Return the checkpoints or the models of a run, the oldest first."""
-    folder = config.project_root() / run.folder / part
-    found = sorted((path for path in folder.glob("[!.]*")), key=_by_step) if not folder.is_symlink() else []
-    return tuple(
-        Kept(
-            path=f"{run.folder}/{part}/{path.name}",
-            bytes=files.num_bytes(path) if path.is_dir() else path.lstat().st_size,
-        )
-        for path in found
-    )
+def _progress(run: Run, now: datetime) -> RunProgress:
+    path = config.project_root() / run.folder / "metrics.jsonl"
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    ends = {points[0][3]: points[0][2] / 1000 for line in lines if (points := _epoch_points(line))}
+    epochs, seconds_left = run.settings["train"]["epochs"], None
+    if len(ends) > 1:
+        each = statistics.median(after - before for before, after in itertools.pairwise(ends.values()))
+        seconds_left = max(0.0, (epochs - len(ends)) * each - (now.timestamp() - max(ends.values())))
+    return RunProgress(run_id=run.run_id, name=run.name, epoch=len(ends), epochs=epochs, seconds_left=seconds_left)
 
 
-def _by_step(path: Path) -> tuple[int, str]:
-    return int(path.name) if path.name.isdigit() else 0, path.name
+def describe(line: bytes) -> tuple[int, str] | None:
+    """Return the last step of an epoch and a sentence about it, from a line of metrics.jsonl; None for a line with
+    other metrics or an incomplete line."""
+    if not (points := _epoch_points(line)):
+        return None
+    step = points[0][3]
+    return step, f"step {step:,}: " + ", ".join(f"{name} {value:.4g}" for name, value, *_ in points)
+
+
+def _epoch_points(line: bytes) -> list[Any]:
+    """Return the points of an epoch, each with name, value, milliseconds since 1970 and step, from a line of
+    metrics.jsonl; an empty list for a line with other metrics or an incomplete line."""
+    try:
+        points: list[Any] = json.loads(line)
+        return points if any(name == "train/loss" for name, _, _, _ in points) else []
+    except (ValueError, TypeError):
+        return []

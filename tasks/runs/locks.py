@@ -1,13 +1,15 @@
-"""Which runs are at work.
+"""Locks of running runs.
 
-The process at work on a run holds a lock, which the kernel frees when that process dies, however it does, and keeps a
-note of what it does. A note without its lock is of a process that was killed; what that left half-written is removed.
+The process of a run holds two locks: the run's lock and one on a note that describes what it does. The kernel releases
+both when the process dies, for any reason. A note with a free lock belongs to a killed process, whose incomplete files
+are then removed.
 
-What a process may end is of this machine and of this project. A host's name and a path do not identify them: two
-containers may have both in common.
+A process only ends runs of this machine and this project. A host name and a path do not identify these: two containers
+may share both.
 """
 
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -15,57 +17,64 @@ import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
-import psutil
 from filelock import FileLock, Timeout
 
 from tasks import config, records
 from tasks.records import Holder, Run
-from tasks.runs.entries import PLACES, find_entries, find_named, find_unreadable, load
-from tasks.system import clock, files, network
+from tasks.runs import outcome
+from tasks.runs.entries import PLACES, find_runs, find_unreadable, load, resolve
+from tasks.system import files, network
 from tasks.system.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-# A process that looks whether a lock is free holds it for a moment.
+# A process that tests whether a lock is free holds it for a moment.
 MOMENT_SECONDS = 2.0
+SCRATCH = ("data/*/.scratch.*", "data/*/.prepared.*", "mlruns/.cache.*")
+"""Glob patterns of a project's scratch folders."""
 
 
 class RunLock:
-    """The lock of a run that this process is at work on, with the note of what it does."""
+    """The lock of a run in this process, with the note that describes it."""
 
-    def __init__(self, path: Path, holder: Holder) -> None:
-        self._path = path
+    def __init__(self, note: IO[str], holder: Holder) -> None:
+        self._note = note
         self.holder = holder
-        records.save(holder, path)
+        fcntl.flock(note, fcntl.LOCK_EX)
+        self.note()
 
     def note(self, **known: str) -> None:
-        """Note what is known by now: ``run_id``."""
+        """Add to the note what is now known: ``run_id``."""
         self.holder = self.holder.model_copy(update=known)
-        records.save(self.holder, self._path)
+        self._note.seek(0)
+        self._note.write(self.holder.model_dump_json())
+        self._note.truncate()
+        self._note.flush()
 
 
 def key_of(settings: config.Settings) -> str:
-    """Return what two commands that would do the same have in common."""
+    """Return the lock key of the settings: two commands with the same work have the same key."""
     return settings.digest()[:16]
 
 
 def key_of_asked(settings: config.Settings) -> str:
-    """Return the same of commands that still wait for their data, by which the rest of the settings is chosen."""
+    """Return the key of a command that still waits for its data, which determine the remaining settings."""
     return f"asked-{key_of(settings)}"
 
 
 @contextlib.contextmanager
 def lock(key: str, what: str, flow_run_id: str | None = None) -> Iterator[RunLock]:
-    """Take the lock of a key, which one process alone can have, until the block ends or the process dies.
+    """Hold the exclusive lock of a key until the block ends or the process dies.
 
     Args:
-        key: of the settings, see ``key_of``; or any name for what is done once.
-        what: what others read about it, such as ``one_device fit on digits``.
-        flow_run_id: the run of Prefect's flow.
+        key: the key of the settings, see ``key_of``; or any name for work that only one process may do.
+        what: the description that other processes read, such as ``one_device fit on digits``.
+        flow_run_id: the id of the Prefect flow run.
 
     Raises:
-        UserError: another process does it now; names it.
+        UserError: another process holds the lock; names that process.
     """
     folder = _folder()
     file_lock = FileLock(folder / f"{key}.lock", timeout=MOMENT_SECONDS)
@@ -76,57 +85,58 @@ def lock(key: str, what: str, flow_run_id: str | None = None) -> Iterator[RunLoc
         raise _refusal(key, what) from None
     except OSError as error:
         raise UserError(
-            f"{file_lock.lock_file} cannot be written ({error.strerror}): it may be another user's. Ask them, or make "
-            "mlruns/active writable and remove it"
+            f"{file_lock.lock_file} cannot be written ({error.strerror}): it may belong to another user. Ask them, or "
+            "make mlruns/active writable and remove it"
         ) from None
     path = folder / f"{key}.{uuid.uuid4().hex[:8]}.json"
     try:
-        yield RunLock(
-            path,
-            Holder(
-                key=key,
-                pid=os.getpid(),
-                host=socket.gethostname(),
-                boot=boot_id(),
-                process_space=process_space(),
-                since=clock.now(),
-                what=what,
-                flow_run_id=flow_run_id,
-            ),
-        )
+        with path.open("w", encoding="utf-8") as note:
+            yield RunLock(
+                note,
+                Holder(
+                    key=key,
+                    pid=os.getpid(),
+                    host=socket.gethostname(),
+                    boot=boot_id(),
+                    since=records.now(),
+                    what=what,
+                    flow_run_id=flow_run_id,
+                ),
+            )
     finally:
         path.unlink(missing_ok=True)
-        # Still locked: who has opened it sees that it is gone, and makes another one.
+        # Remove it while it is locked: a process that has opened it notices that it is gone, and creates a new one.
         Path(file_lock.lock_file).unlink(missing_ok=True)
         file_lock.release()
 
 
 @contextlib.contextmanager
 def lock_run(settings: config.Settings, resume: str | None = None, flow_run_id: str | None = None) -> Iterator[RunLock]:
-    """Take the lock of these settings, and that of the run that is to be resumed, as ``lock`` does.
+    """Hold the locks of these settings and of the run to resume, as ``lock`` does.
 
     Args:
+        settings: the settings of the run.
         resume: the id of a run, or ``latest`` on the settings' dataset.
-        flow_run_id: the run of Prefect's flow.
+        flow_run_id: the id of the Prefect flow run.
 
     Raises:
-        UserError: another process is; or there is no such run.
+        UserError: another process holds a lock; or the run to resume does not exist.
     """
     with contextlib.ExitStack() as stack:
         run_lock = stack.enter_context(lock(key_of(settings), describe(settings), flow_run_id))
-        named = find_named(settings, resume)
+        named = resolve(resume, settings.dataset.name) if resume is not None else None
         if named is not None and named.key != run_lock.holder.key:
             stack.enter_context(lock(named.key, f"run {named.run_id}", flow_run_id))
         yield run_lock
 
 
 def refuse_locked(settings: config.Settings, resume: str | None = None) -> None:
-    """Refuse what another process is doing now, before anything is started.
+    """Refuse, before anything starts, to run what another process is running.
 
     Raises:
-        UserError: names that process; or there is no run to resume.
+        UserError: names that process; or the run to resume does not exist.
     """
-    named = find_named(settings, resume)
+    named = resolve(resume, settings.dataset.name) if resume is not None else None
     wanted = dict.fromkeys((key_of(settings), key_of_asked(settings)), describe(settings))
     if named is not None:
         wanted[named.key] = f"run {named.run_id}"
@@ -136,67 +146,60 @@ def refuse_locked(settings: config.Settings, resume: str | None = None) -> None:
 
 
 def describe(settings: config.Settings) -> str:
-    """Return what a run is called before it has a name."""
+    """Return the description of a run that has no name yet."""
     return f"{settings.strategy.kind} {settings.train.loop} on {settings.dataset.name}"
 
 
 def is_locked(key: str) -> bool:
-    """Return whether a process, also this one, is at work on what has this key."""
+    """Return whether any process, including this one, holds the lock of a key."""
     try:
         return files.is_locked(_folder() / f"{key}.lock")
     except FileNotFoundError:
         return False
-    except OSError:  # Another user's, who need not be at work; nothing of theirs is ours to end.
+    except OSError:  # Another user's, who may be using it; we never end their processes.
         return True
 
 
 def is_abandoned(run: Run) -> bool:
-    """Return whether no process of this machine, in any container, is at work on a run; False for another machine's."""
+    """Return whether a run of this machine has no process, in any container; False for a run of another machine."""
     return _is_here(run) and not is_locked(run.key)
 
 
 def at_work_on(dataset: str) -> list[Run]:
-    """Return the runs and comparisons on a dataset that are at work; those of another machine, if they say so."""
-    running = [entry.run for entry in find_entries(*PLACES) if entry.is_running and entry.dataset == dataset]
-    return [run for run in running if not is_abandoned(run)]
+    """Return the running runs and comparisons on a dataset; on another machine, those with the status RUNNING."""
+    found = [run for run in find_runs(*PLACES) if run.dataset == dataset]
+    return [run for run in found if outcome.is_running(run) and not is_abandoned(run)]
 
 
 def crashed_holders() -> list[tuple[Path, Holder]]:
-    """Return the notes of this machine's processes that died at work, and where each lies."""
+    """Return the notes of this machine's processes that died during their work, with their paths."""
     found = []
     for path in sorted(_folder().glob("*.json")):
-        with contextlib.suppress(UserError):  # Just ended.
+        with contextlib.suppress(UserError, OSError):  # Just ended.
             holder = records.load(Holder, path)
-            # Not by the time of the note: a clock may be set back.
-            if _is_here(holder) and not (is_locked(holder.key) and _may_live(holder)):
+            if _is_here(holder) and not files.is_locked(path):
                 found.append((path, holder))
     return found
 
 
 def remove_leftovers(mine: str = "") -> list[Path]:
-    """Remove what killed processes left half-written in data/ and in the folders of runs, with the records that they
-    cached; return the paths.
+    """Remove the incomplete files of killed processes in data/ and in the folders of runs, and their cached records.
 
     Args:
-        mine: a key that the caller holds; what was done under it before is over.
+        mine: a key that the caller holds, so that no other process works under it.
+
+    Returns:
+        The removed paths.
     """
     root = config.project_root()
-    removed = []
-    for lock, pattern in ((".download.lock", ".scratch.*"), (".prepare.lock", ".prepared.*")):
-        for path in root.glob(f"data/*/{pattern}"):
-            if files.is_inside(path, root):  # Not even a lock is written elsewhere.
-                with contextlib.suppress(Timeout), FileLock(path.with_name(lock), blocking=False):
-                    removed += files.remove_scratch([path], root)
-    for path in root.glob("mlruns/.cache.*"):
-        if (path / files.MARK).is_file():
-            with contextlib.suppress(Timeout, OSError), FileLock(path / files.MARK, blocking=False):
-                removed += files.remove_scratch([path], root)
-    for path in [*root.glob("mlruns/runs/*/checkpoints/.*.partial"), *root.glob("mlruns/runs/*/models/.*.partial*")]:
-        run = load(path.parents[1].relative_to(root).as_posix())
-        if run is not None and (run.key == mine or is_abandoned(run)) and files.is_inside(path, root):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-            removed.append(path)
-    # Those of processes that were killed: that they are free says all.
+    removed = files.remove_scratch([path for pattern in SCRATCH for path in root.glob(pattern)], root)
+    for folder in [one for place in PLACES for one in root.glob(f"mlruns/{place}/*")]:
+        for path in half_written(folder):
+            run = load(folder.relative_to(root).as_posix())
+            if run is not None and (run.key == mine or is_abandoned(run)) and files.is_inside(path, root):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+                removed.append(path)
+    # A free lock file belongs to a killed process.
     for path in _folder().glob("*.lock"):
         with contextlib.suppress(Timeout, OSError), FileLock(path, blocking=False):
             path.unlink(missing_ok=True)
@@ -205,17 +208,15 @@ def remove_leftovers(mine: str = "") -> list[Path]:
     return removed
 
 
+def half_written(folder: Path) -> list[Path]:
+    """Return the incomplete files in a run's folder, of the process that holds its lock or of a killed one."""
+    return [*folder.glob(".*.partial*"), *folder.glob("*/.*.partial*")]
+
+
 def _is_here(left: Run | Holder) -> bool:
-    """Return whether a run or a note is of this machine, where a lock tells who is at work. The host name alone does
-    not say it, because containers have names of their own; nor the boot id alone, which changes at each start."""
+    """Return whether a run or a note belongs to this machine, where locks are reliable. The host name alone is not
+    enough, because each container has its own; nor is the boot id, which changes at each start."""
     return left.host == socket.gethostname() or (left.boot != "" and left.boot == boot_id())
-
-
-def _may_live(holder: Holder) -> bool:
-    """Return whether the process of a note may be the one that holds the lock; a process id says it only where it was
-    noted, not in another container."""
-    seen_here = holder.process_space == process_space() if holder.process_space else holder.host == socket.gethostname()
-    return not seen_here or psutil.pid_exists(holder.pid)
 
 
 def _folder() -> Path:
@@ -225,73 +226,48 @@ def _folder() -> Path:
 def _refusal(key: str, what: str) -> UserError:
     who = ""
     for path in _folder().glob(f"{key}.*.json"):
-        with contextlib.suppress(UserError):  # Just ended.
+        with contextlib.suppress(UserError, OSError):  # Just ended.
             holder = records.load(Holder, path)
             run = f", run {holder.run_id}" if holder.run_id else ""
-            if _may_live(holder):
-                who = f" by process {holder.pid} on {holder.host} since {holder.since}{run}"
+            if files.is_locked(path):
+                who = f" in process {holder.pid} on {holder.host} since {holder.since}{run}"
     return UserError(
-        f"{what} with these settings is being done{who}: wait for its end, end that process, or change a setting, such "
-        "as --set train.seed=1"
+        f"{what} with these settings is already running{who}: wait until it ends, stop that process, or change a "
+        "setting, such as --set train.seed=1"
     )
 
 
 def project_id() -> str:
-    """Return what this project's folder is called by others that share an MLflow server; made when first asked for.
+    """Return the id that distinguishes this project's folder on a shared MLflow server; the first call creates it.
 
-    It lies in mlruns/.id and ends with that file's number in the file system: it stays when the folder is moved there,
-    is seen by all containers that share the folder, and is another one in a copy, whose original may be at work.
+    It is in mlruns/.id and ends with that file's inode number: it stays the same when the folder moves within the file
+    system and in all containers that share the folder, but differs in a copy, whose original may have running runs.
 
     Raises:
         StratagemError: mlruns/.id cannot be read or written.
     """
     path = config.project_root() / "mlruns" / ".id"
     try:
-        return _read_id(path) or _make_id(path)
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a+", encoding="ascii") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # Another process may be making it.
+            file.seek(0)
+            if not (found := file.read(32)):
+                found = uuid.uuid4().hex
+                file.write(found)
+            return f"{found}.{os.fstat(file.fileno()).st_ino}"
     except OSError as error:
         raise files.unwritable(path, error) from None
 
 
-def _read_id(path: Path) -> str | None:
-    """Return the id; None where there is no file, or a damaged one."""
-    with contextlib.suppress(FileNotFoundError, ValueError), path.open(encoding="ascii") as file:
-        return f"{uuid.UUID(file.read(64)).hex}.{os.fstat(file.fileno()).st_ino}"
-    return None
-
-
-def _make_id(path: Path) -> str:
-    """Make the file in one step, whole, unless another process has just done it; return the id."""
-    path.parent.mkdir(exist_ok=True)
-    if path.exists():  # Damaged. What the old id names is then ended by nobody: better than to end what is at work.
-        path.unlink(missing_ok=True)
-    new = uuid.uuid4().hex
-    aside = path.with_name(f".id.{new}")
-    aside.write_text(new, encoding="ascii")
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(aside, path)
-    except OSError:  # A file system without links.
-        aside.rename(path)
-    finally:
-        aside.unlink(missing_ok=True)
-    return _read_id(path) or _make_id(path)
-
-
 def store_name() -> str:
-    """Return the name by which a run remembers its MLflow store: empty for the project's own, which may be moved
-    with it."""
+    """Return the name under which a run records its MLflow store: empty for the project's own store, which moves with
+    the project."""
     return network.without_userinfo(os.environ.get("MLFLOW_TRACKING_URI", ""))
 
 
 def boot_id() -> str:
-    """Return what names this machine from its start to its end, in all containers; empty where nothing does."""
+    """Return the boot id of this machine, the same in all its containers; empty if unavailable."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return ""
-
-
-def process_space() -> str:
-    """Return what names the processes among which a process id means one; empty where nothing does."""
-    with contextlib.suppress(OSError):
-        return f"{boot_id()}:{os.stat('/proc/self/ns/pid').st_ino}"
     return ""

@@ -1,6 +1,8 @@
-"""A project that was moved or copied: MLflow's store names each file by the place where it was written.
+"""Corrects the paths in MLflow's store after a project was moved or copied: the store has absolute artifact locations.
 
-Unmended, no registered model loads any more, and new files go to the old place, which comes back.
+Without the correction, no registered model loads, and new files go to the old folder, which is created again. MLflow
+has no alternative: it makes relative locations absolute, loads `mlflow-artifacts:` only through a server, and has no
+call that changes a location.
 """
 
 import logging
@@ -27,17 +29,17 @@ LOCATIONS = (
 
 
 def own_store() -> Path:
-    """Return where the project's own store is, or will be."""
+    """Return the path of the project's own store, which may not exist yet."""
     return config.project_root() / "mlruns" / "mlflow.db"
 
 
-def mend() -> None:
-    """Let the project's own store name the files where they lie now, and say so, if the project was moved or copied.
+def correct_paths() -> None:
+    """If the project was moved or copied, set the artifact locations in its own store to the new paths and log it.
 
-    A project that is only reached by another path, such as a link, is left alone. So is a location that the user chose.
+    Leaves a project alone that was only opened by another path, such as a link, and locations that the user chose.
 
     Raises:
-        UserError: the store is another user's.
+        UserError: the store belongs to another user.
     """
     path = own_store()
     files.refuse_no_access(path)
@@ -50,25 +52,25 @@ def mend() -> None:
         connection,
     ):
         connection.execute("BEGIN IMMEDIATE")
-        mended = 0
+        corrected = 0
         for table, column in LOCATIONS:
             for before, now in ((old.as_uri(), path.parent.as_uri()), (str(old), str(path.parent))):
-                # Names of tables and columns are ours; sqlite3 takes only values as parameters.
+                # The names of tables and columns are constants; sqlite3 accepts only values as parameters.
                 change = f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?"
                 start = f"{before}/artifacts/"
                 values = (f"{now}/artifacts/", len(start) + 1, len(start), start)
-                mended += connection.execute(change, values).rowcount
-    if mended:
+                corrected += connection.execute(change, values).rowcount
+    if corrected:
         left = old / "artifacts"
         only_files = left.is_dir() and not (old / "mlflow.db").exists()
-        there = f". What was written to {left} since then is still there" if only_files else ""
+        there = f". Files written to {left} since then are still there" if only_files else ""
         logger.warning(
-            "this project was in %s: %d locations of files in %s are mended%s", old.parent, mended, path, there
+            "this project was in %s: %d file locations in %s were corrected%s", old.parent, corrected, path, there
         )
 
 
 def _place_when_made(path: Path) -> Path | None:
-    """Return the mlruns/ that a store was made in, as its first experiment says; None for another layout."""
+    """Return the mlruns/ in which a store was created, according to its first experiment; None for another layout."""
     with closing(sqlite3.connect(path, timeout=20)) as connection:
         found = connection.execute("SELECT artifact_location FROM experiments WHERE experiment_id = 0").fetchone()
     match = re.fullmatch(r"file://(/.*/mlruns)/artifacts/0", found[0] or "") if found else None

@@ -1,11 +1,10 @@
-"""Whether a run is the same training as what the settings ask for: what differs, and what of it a resume refuses. And
-which comparison that did not come to its end goes on."""
+"""Compares a run with the current settings: what differs, and which differences prevent a resume. Also finds the
+unfinished comparison to continue."""
 
 import contextlib
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tasks import config, records
@@ -19,17 +18,18 @@ from tasks.records import (
     Run,
     TrainingResult,
 )
-from tasks.runs.entries import find_entries, find_named, look_up, newest
+from tasks.runs import outcome
+from tasks.runs.entries import find_runs, look_up, newest
 from tasks.runs.locks import is_abandoned
-from tasks.runs.outcome import forget_results, load_result, nonfinite_steps, refuse_pruned, status
+from tasks.runs.outcome import forget_results, nonfinite_steps, refuse_pruned, status
 from tasks.system import machine
-from tasks.system.errors import UserError
+from tasks.system.errors import UserError, shown
 
 SHOWN = 3
 
 
 class Difference(NamedTuple):
-    """A setting that a run has another value of."""
+    """A setting with a different value in a run."""
 
     key: str
     before: Any
@@ -37,11 +37,11 @@ class Difference(NamedTuple):
     mark: config.Affects
 
     def __str__(self) -> str:
-        return f"{self.key} was {self.before!r} and is {self.now!r}"
+        return f"{self.key} was {shown(self.before)} and is {shown(self.now)}"
 
 
 def differences(run: Run, settings: config.Settings) -> list[Difference]:
-    """Return the settings that a run has another value of, without the keys of another kind of a section."""
+    """Return the settings that have different values in a run, without keys that only another kind of a section has."""
     marks = config.marks_of(config.Settings)
     before = dict(config.leaves(run.settings, whole=marks))
     now = dict(config.leaves(settings.to_json(), whole=marks))
@@ -52,43 +52,28 @@ def differences(run: Run, settings: config.Settings) -> list[Difference]:
     ]
 
 
-def refuse_resume(settings: config.Settings, resume: str | None, allow_changes: bool = False) -> None:
-    """Refuse, before anything is downloaded or started, to resume a run as another training.
-
-    Args:
-        settings: from now on.
-        resume: the id of the run, ``latest``, or None, which refuses nothing.
-        allow_changes: refuse only another dataset.
-
-    Raises:
-        UserError: there is no such run, or see ``refuse_other_training``.
-    """
-    run = find_named(settings, resume)
-    if run is not None:
-        refuse_other_training(settings, run, allow_changes)
-
-
 def refuse_other_training(
     settings: config.Settings, run: Run, allow_changes: bool = False, prepared: PreparedDataset | None = None
 ) -> None:
-    """Refuse to resume a run with settings or data that make it another training.
+    """Refuse to resume a run with settings or data that would make it a different training.
 
     Args:
-        settings: from now on.
-        run: the run.
+        settings: the new settings.
+        run: the run to resume.
         allow_changes: refuse only another dataset.
-        prepared: the data, where they are there already.
+        prepared: the data, if they are already prepared.
 
     Raises:
         UserError: names each difference; or the run was pruned.
     """
     refuse_pruned(run)
-    dataset = run.settings["dataset"]["name"]
+    dataset = run.dataset
     if dataset != settings.dataset.name:
         raise UserError(
-            f"run {run.run_id} cannot be resumed: it was trained on dataset.name = '{dataset}', and "
-            f"'{settings.dataset.name}' is another run, whatever is allowed. Give --set dataset.name={dataset}, or "
-            f"--set model.initial={run.run_id} in place of --resume: a new run, which starts with its weights"
+            f"run {run.run_id} cannot be resumed: it was trained on dataset.name = '{dataset}', but "
+            f"'{settings.dataset.name}' needs another run, even with --allow-changes. Use --set "
+            f"dataset.name={dataset}, or --set model.initial={run.run_id} instead of --resume, which starts a new run "
+            "with its weights"
         )
     if allow_changes:
         return
@@ -98,40 +83,45 @@ def refuse_other_training(
     changed += _other_batch_size(settings.train, run)
     if changed:
         raise UserError(
-            f"run {run.run_id} cannot be resumed as another training: {'; '.join(changed)}. "
-            "Give the settings that it was started with, start a new run, or give --allow-changes"
+            f"run {run.run_id} cannot be resumed with other values: {'; '.join(changed)}. "
+            "Use the settings that it was started with, start a new run, or pass --allow-changes"
         )
 
 
-def why_not_resumed(settings: config.Settings, wanted: records.Lineage) -> str | None:
-    """Return which run is unfinished and not the one that is asked for, why, and what to do about it.
+def other_result(run: Run, settings: config.Settings, wanted: records.Lineage) -> list[str]:
+    """Return why a run has another result than a command asks for: settings that affect the result, data and code."""
+    found = [str(one) for one in differences(run, settings) if one.mark.what == "result"]
+    if run.lineage.data_version != wanted.data_version:
+        found.append(f"its data version was {run.lineage.data_version} and is {wanted.data_version}")
+    if run.lineage.code_digest != wanted.code_digest:
+        found.append(
+            "the code of flows/, tasks/ or its model, requirements.lock or the file of model.initial has changed"
+        )
+    return found
 
-    Only the newest run on the dataset counts, and only if nobody is at work on it; None where there is none such.
+
+def why_not_resumed(settings: config.Settings, wanted: records.Lineage) -> str | None:
+    """Return which unfinished run is not resumed, why, and what to do about it.
+
+    Only the newest run on the dataset counts, and only if it is not running; otherwise None.
     """
     try:
         run = newest(settings.dataset.name)
     except UserError:
         return None
-    ended = status(run)
-    if ended is None or ended.status == "FINISHED" or run.parent_run_id is not None or not is_abandoned(run):
+    if status(run).status == "FINISHED" or run.parent_run_id is not None or not is_abandoned(run):
         return None
-    other = differences(run, settings)
-    why = _first_few([str(one) for one in other if one.mark.what == "result"])
-    if run.lineage.data_version != wanted.data_version:
-        why.append(f"its data version was {run.lineage.data_version} and is {wanted.data_version}")
-    if run.lineage.code_digest != wanted.code_digest:
-        why.append(
-            "the code of flows/, tasks/ or its model, requirements.lock or the file of model.initial is not what it was"
-        )
+    why = other_result(run, settings, wanted)
     if steps := nonfinite_steps(run):
         why.append(f"its loss was not a finite number at step {steps[-1]}")
     if not why:
         return None
-    fixed = any(not one.mark.free_on_resume for one in other) or run.lineage.data_version != wanted.data_version
+    other = any(not one.mark.free_on_resume for one in differences(run, settings))
+    fixed = other or run.lineage.data_version != wanted.data_version
     how = " and its own settings" if fixed else ""
     return (
-        f"run {run.run_id} is unfinished, and is not resumed: {'; '.join(why)}. A new run starts; --resume {run.run_id}"
-        f"{how} resumes that one"
+        f"run {run.run_id} is unfinished but is not resumed: {first_few(why)}. A new run starts; --resume {run.run_id}"
+        f"{how} resumes the unfinished one"
     )
 
 
@@ -151,69 +141,52 @@ def _results_stay(run: Run, settings: config.Settings, now: records.Lineage) -> 
 def what_changed(
     run: Run, settings: config.Settings, now: records.Lineage, environment: Mapping[str, str]
 ) -> tuple[Changed, ...]:
-    """Return how a run's training differs from how it began: the changes in its record, and those of this resume.
-    Nothing where it has no checkpoint: then no step is kept, and the training begins anew.
+    """Return the changes since a run's training began: those in its record, and those of this resume. Empty if it has
+    no checkpoint, because the training then starts again.
 
     Args:
-        run: as it was so far.
-        settings: from now on.
-        now: its lineage from now on.
-        environment: what it trains on from now on, see ``machine.surroundings``.
+        run: the run before this resume.
+        settings: the new settings.
+        now: the new lineage.
+        environment: the new environment, see ``machine.surroundings``.
     """
     step = _reached(run).get("step")
     if not step:
         return ()
-    if _results_stay(run, settings, now) and load_result(run, TrainingResult) is not None:
+    if _results_stay(run, settings, now) and outcome.load(run, TrainingResult) is not None:
         return run.changed  # No step is done again.
-    found = [
-        Changed(step=step, kind="settings", what=one.key, before=one.before, now=one.now, affects=one.mark.what)
+    was, of_run = run.lineage, run.environment
+    values: list[tuple[Any, str, Any, Any, Any]] = [
+        ("settings", one.key, one.before, one.now, one.mark.what)
         for one in differences(run, settings)
         if one.mark.what != "bookkeeping" and not one.key.startswith("evaluate.")  # Which comes after the training.
     ]
-    was, of_run = run.lineage, run.environment
-    found += [
-        Changed(step=step, kind="code", what="code", before=was.code_digest, now=now.code_digest, affects="result"),
-        Changed(
-            step=step, kind="data", what="data version", before=was.data_version, now=now.data_version, affects="result"
-        ),
+    values.append(("code", "code", was.code_digest, now.code_digest, "result"))
+    values.append(("data", "data version", was.data_version, now.data_version, "result"))
+    for what in dict.fromkeys([*of_run, *environment]):
+        kind = "machine" if what in machine.MACHINE else "environment"
+        values.append((kind, what, of_run.get(what), environment.get(what), "speed"))
+    found = [
+        Changed(step=step, kind=kind, what=what, before=before, now=after, affects=affects)
+        for kind, what, before, after, affects in values
     ]
-    found += [
-        Changed(
-            step=step,
-            kind="machine" if what in machine.MACHINE else "environment",
-            what=what,
-            before=of_run.get(what),
-            now=environment.get(what),
-            affects="speed",
-        )
-        for what in dict.fromkeys([*of_run, *environment])
-    ]
-    return (*(one for one in run.changed if one.step < step), *_since(step, run.changed, found))
-
-
-def _since(step: int, noted: Sequence[Changed], found: Sequence[Changed]) -> Iterator[Changed]:
-    """Yield what differs from a step on, where a resume at a later one, or at the same, is noted whose steps are done
-    again: what was changed then and is changed back now does not differ."""
-    latest = {(one.kind, one.what): one for one in [*noted, *found] if one.step >= step}
-    for one in reversed([one for one in noted if one.step >= step]):
-        key = (one.kind, one.what)
-        latest[key] = latest[key].model_copy(update={"step": step, "before": one.before})
-    yield from (one for one in latest.values() if one.before != one.now)
+    return (*run.changed, *(one for one in found if one.before != one.now))
 
 
 def changes_without_result(settings: config.Settings, run: Run) -> str:
-    """Return the settings that differ from a run of the same result, in parentheses; empty where none does."""
-    other = _first_few([str(one) for one in differences(run, settings) if one.mark.what != "result"])
-    return f" ({'; '.join(other)})" if other else ""
+    """Return the settings that differ from a run with the same result, in parentheses; empty if none differs."""
+    other = first_few([str(one) for one in differences(run, settings) if one.mark.what != "result"])
+    return f" ({other})" if other else ""
 
 
-def _first_few(texts: Sequence[str]) -> list[str]:
+def first_few(texts: Sequence[str]) -> str:
+    """Join the first few clauses, and add the number of the others."""
     more = [f"{len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
-    return [*texts[:SHOWN], *more]
+    return "; ".join([*texts[:SHOWN], *more])
 
 
 def _other_batch_size(section: config.Train, run: Run) -> list[str]:
-    """Return how the batch size differs from the run's. On other devices a run keeps its global one."""
+    """Return how the batch size differs from the run's. On other devices a run keeps its global batch size."""
     size, reached = section.global_batch_size, _reached(run).get("global_batch_size")
     if size is not None and reached is not None and size != reached:
         return [f"train.global_batch_size was {reached} and is {size}"]
@@ -227,8 +200,8 @@ def _other_batch_size(section: config.Train, run: Run) -> list[str]:
 
 
 def _reached(run: Run) -> dict[str, int]:
-    """Return the step and the global batch size of the run's newest checkpoint that can be read, without a framework;
-    nothing where there is none."""
+    """Return the step and the global batch size of the run's newest readable checkpoint, without importing a
+    framework; empty if it has none."""
     folder = config.project_root() / run.folder / "checkpoints"
     for state in sorted(folder.glob("[0-9]*/state.json"), key=lambda path: int(path.parent.name), reverse=True):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -237,65 +210,46 @@ def _reached(run: Run) -> dict[str, int]:
     return {}
 
 
-def save_progress(run: Run, progress: ComparisonProgress) -> None:
-    """Keep what a comparison has measured so far."""
-    records.save(progress, _progress_file(run))
-
-
 def load_progress(run: Run) -> ComparisonProgress:
-    """Return what a comparison has measured: the trainings whose records are still there."""
-    try:
-        found = records.load(ComparisonProgress, _progress_file(run))
-    except UserError:  # It was killed before its first training had ended.
-        return ComparisonProgress(sitting=1, rows=())
-    return found.model_copy(update={"rows": tuple(row for row in found.rows if _is_measured(row))})
-
-
-def find_unfinished_comparison(key: str, dataset: str, wanted: records.Lineage) -> tuple[Run | None, str | None]:
-    """Return the comparison to go on with, or why the newest that is unfinished is not that one.
-
-    Args:
-        key: of the rows and their settings, which the caller holds.
-        dataset: the name of the data.
-        wanted: the data and the code of now.
-
-    Returns:
-        (run, None), (None, why), or (None, None) where none on this dataset is unfinished and has measured something.
-    """
-    why = None
-    for entry in find_entries("comparisons"):
-        run = entry.run
-        if entry.dataset != dataset or (entry.status is not None and entry.status.status == "FINISHED"):
-            continue
-        # While this process holds the key, no other one is at work under it.
-        if not (run.key == key or is_abandoned(run)) or not load_progress(run).rows:
-            continue
-        others = _other_comparison(run, key, wanted)
-        if not others:
-            return run, None
-        why = why or (
-            f"comparison {run.run_id} is unfinished, and does not go on: {' and '.join(others)}. A new one starts"
-        )
-    return None, why
-
-
-def _other_comparison(run: Run, key: str, wanted: records.Lineage) -> list[str]:
-    found = []
-    if run.key != key:
-        found.append("it is of other rows, settings or processor cores")
-    if run.lineage.data_version != wanted.data_version:
-        found.append("the data are not what they were")
-    if run.lineage.code_digest != wanted.code_digest:
-        found.append("the code is not what it was")
-    if run.host != socket.gethostname():
-        found.append(f"it was begun on {run.host}")
-    return found
+    """Return the measurements of a comparison whose training records still exist."""
+    found = outcome.load_readable(run, ComparisonProgress)
+    rows = found.rows if found is not None else ()  # It may have been killed before its first training ended.
+    return ComparisonProgress(rows=tuple(row for row in rows if _is_measured(row)))
 
 
 def _is_measured(row: ComparisonRow) -> bool:
     run = look_up(row.run_id) if row.run_id is not None else None
-    return run is not None and None not in (load_result(run, TrainingResult), load_result(run, EvaluationResult))
+    return run is not None and None not in (outcome.load(run, TrainingResult), outcome.load(run, EvaluationResult))
 
 
-def _progress_file(run: Run) -> Path:
-    return config.project_root() / run.folder / "records" / "progress.json"
+def find_unfinished_comparison(key: str, dataset: str, wanted: records.Lineage) -> tuple[Run | None, str | None]:
+    """Return the comparison to continue, or why the newest unfinished one cannot be continued.
+
+    Args:
+        key: the key of the rows and their settings, which the caller holds.
+        dataset: the name of the dataset.
+        wanted: the current data and code.
+
+    Returns:
+        (run, None), (None, why), or (None, None) if no comparison on this dataset is unfinished and has measurements.
+    """
+    why = None
+    for run in find_runs("comparisons"):
+        ended = status(run)
+        if run.dataset != dataset or (ended is not None and ended.status == "FINISHED"):
+            continue
+        # While this process holds the key, no other process works under it.
+        if not (run.key == key or is_abandoned(run)) or not load_progress(run).rows:
+            continue
+        reasons = {
+            "it has other rows, settings or processor cores": run.key != key,
+            "the data have changed": run.lineage.data_version != wanted.data_version,
+            "the code has changed": run.lineage.code_digest != wanted.code_digest,
+            f"it was started on {run.host}": run.host != socket.gethostname(),
+        }
+        if not (others := [reason for reason, applies in reasons.items() if applies]):
+            return run, None
+        why = why or (
+            f"comparison {run.run_id} is unfinished but is not continued: {' and '.join(others)}. A new one starts"
+        )
+    return None, why

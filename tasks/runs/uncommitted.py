@@ -1,6 +1,8 @@
-"""Changes that are in no commit, as a text that is kept in a run's folder: this user's alone, and never long."""
+"""Saves uncommitted changes in a run's folder, as a text of limited size that only this user can read."""
 
+import contextlib
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,19 +12,19 @@ from tasks.records import Run
 from tasks.runs.lineage import find_repository
 from tasks.system import files
 
-MAX_BYTES = 200_000
-"""Of the whole text; what is longer is cut, and says so."""
+MAX_BYTES = 1_000_000
+"""The limit for the whole text, and for each file in it."""
 CODE = (".py", ".yaml", ".yml", ".toml", ".lock", ".md", ".sh", ".gitignore")
-"""Of a new file that git does not know yet, only these are read: others may be data, or keys."""
-NEW, LARGE, LINK, CUT = "new, and not shown: ", "changed, and too large to be shown: ", "new, and a link: ", "... cut "
-"""How a line begins that stands for what is not there."""
+"""Untracked files are read only with these suffixes: others may be data or keys."""
+NOT_SHOWN = "not shown: "
+"""The start of a line that replaces the text of a file."""
 FILE = "records/uncommitted.diff"
-"""In a run's folder. It may hold whatever the project's files do, passwords too: it is never uploaded."""
+"""The path in a run's folder. The text may contain passwords from the project's files: it is never uploaded."""
 
 
 def keep_changes(run: Run) -> str | None:
-    """Write what differs from the commit into a run's folder, readable by this user alone; return its sha256. None
-    where nothing differs."""
+    """Write the differences from the commit into a run's folder, readable only by this user; return the sha256, None
+    if nothing differs."""
     root = config.project_root()
     text = changes(root)
     if text is None:
@@ -34,58 +36,43 @@ def keep_changes(run: Run) -> str | None:
 
 
 def changes(folder: Path) -> str | None:
-    """Return how the files of a checkout differ from its commit, as ``git diff`` writes it; None where they do not, or
-    there is no commit.
+    """Return the differences of a checkout from its commit in the format of ``git diff``; None without differences or
+    without a commit.
 
-    A file that is new is there with its text if it may be code, else by its name. Of a binary file only the name is
-    there.
+    A new file is included with its text if its suffix is in ``CODE``. Other new files, files that are too large and
+    binary files are only named.
     """
     import pygit2  # Here and not above, as in ``lineage``.
 
-    try:
-        repository = find_repository(folder)
-        if repository is None or repository.head_is_unborn or repository.workdir is None:
-            return None
-        option = pygit2.enums.DiffOption
-        flags = option.INCLUDE_UNTRACKED | option.RECURSE_UNTRACKED_DIRS | option.SHOW_UNTRACKED_CONTENT
-        text = "".join(_parts(repository.diff("HEAD", flags=flags), Path(repository.workdir)))
-    except pygit2.GitError:
+    repository = find_repository(folder)
+    if repository is None or repository.head_is_unborn or repository.workdir is None:
         return None
-    return _cut(text) if text else None
+    option = pygit2.enums.DiffOption
+    flags = option.INCLUDE_UNTRACKED | option.RECURSE_UNTRACKED_DIRS | option.SHOW_UNTRACKED_CONTENT
+    with contextlib.suppress(pygit2.GitError):  # An index that libgit2 cannot read, such as a split or sparse one.
+        return "".join(_parts(repository.diff("HEAD", flags=flags), Path(repository.workdir))) or None
+    return None
 
 
 def told_apart(part: str) -> tuple[str, list[str]]:
-    """Return a file's part of such a text without the lines that stand for what is not there, and those lines."""
+    """Split a file's part of the text into the lines of the diff and the lines that only name a file."""
     lines = part.splitlines(keepends=True)
-    missing = [line for line in lines if line.startswith((NEW, LARGE, LINK, CUT))]
+    missing = [line for line in lines if line.startswith(NOT_SHOWN)]
     return "".join(line for line in lines if line not in missing), [line.strip() for line in missing]
 
 
 def _parts(diff: Any, root: Path) -> Iterator[str]:
-    """Yield each file's part of a diff, until there is more than enough. No large file is read."""
+    """Yield each file's part of a diff, without reading large files."""
     import pygit2
 
-    total = 0
+    left = MAX_BYTES
     for number, delta in enumerate(diff.deltas):
-        path = delta.new_file.path
-        size = (root / path).lstat().st_size if (root / path).exists() else 0
+        path = root / delta.new_file.path
+        size = path.lstat().st_size if os.path.lexists(path) else 0
         is_new = delta.status == pygit2.enums.DeltaStatus.UNTRACKED
-        if is_new and not (path.endswith(CODE) and size <= MAX_BYTES):
-            part = f"{NEW}{path}\n"
-        elif is_new and (root / path).is_symlink():
-            part = f"{LINK}{path}\n"
-        elif max(size, delta.old_file.size) > MAX_BYTES:
-            part = f"{LARGE}{path}\n"
+        if max(size, delta.old_file.size) > left or (is_new and (path.is_symlink() or not path.name.endswith(CODE))):
+            yield f"{NOT_SHOWN}{delta.new_file.path}\n"
         else:
             part = diff[number].data.decode(errors="replace")
-        yield part
-        total += len(part)
-        if total > MAX_BYTES:
-            return
-
-
-def _cut(text: str) -> str:
-    data = text.encode()
-    if len(data) <= MAX_BYTES:
-        return text
-    return data[:MAX_BYTES].decode(errors="ignore") + f"\n{CUT}after {MAX_BYTES:,} bytes\n"
+            left -= len(part)
+            yield part

@@ -1,40 +1,38 @@
-"""Export: a trained model as files of another format, which were loaded back and compared with Keras."""
+"""Exports a trained model to another format, loads the files back and compares their outputs with Keras."""
 
 import contextlib
 import itertools
+import json
 import logging
 import math
 import os
 import runpy
 import shutil
-import zipfile
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
-from filelock import FileLock, Timeout
 
-from tasks import config, records, runs
+from tasks import config, records
+from tasks.data import prepared_data
 from tasks.input import sources
 from tasks.modeling import metrics, models
-from tasks.records import ExportedModel, PreparedDataset, Run, TensorShape, TrainingResult
-from tasks.runs import lineage
+from tasks.records import ExportedModel, PreparedDataset, Run, TensorShape
+from tasks.runs import lineage, outcome
 from tasks.serving import formats
-from tasks.system import files
-from tasks.system.errors import StratagemError, UserError, cut
+from tasks.system import files, temporary
+from tasks.system.errors import StratagemError, UserError, last_line
 from tasks.tracking import trained_models
-from tasks.training.model import weights_digest
 
-MANIFEST = "export.json"
+MANIFEST = trained_models.EXPORT_MANIFEST
 PROGRAM = "predict.py"
 SCRATCH = ".export."
 MAX_DIFFERENCE = 1e-4
-# The first 1,000 examples of the test split, or all it has.
+# The first 1,000 examples of the test split, or all if it has fewer.
 BATCH_SIZE, MAX_BATCHES = 250, 4
-REMEDY = "Restore it from a backup, export the run's other model with --checkpoint, or train again with --fresh"
 
 log = logging.getLogger(__name__)
 
@@ -47,165 +45,139 @@ def export(
     checkpoint: str,
     folder: str | None,
 ) -> ExportedModel:
-    """Write a run's model into a folder that is not there yet, with a manifest beside the files.
+    """Write a run's model and a manifest into a new folder.
 
-    Where the folder holds the same export already, nothing is written.
+    If the folder already contains the same export, write nothing.
 
     Args:
-        settings: ``model``, ``input``, ``train.seed`` and ``train.dtype_policy`` are read.
-        prepared: the data whose test split is compared.
-        run: whose model it is.
-        format: a file of tasks/serving/formats/.
-        checkpoint: ``latest`` or ``best``: which of the run's two models.
-        folder: where to, absolute; None is a folder in the run's own.
+        settings: uses ``model``, ``input``, ``train.seed`` and ``train.dtype_policy``.
+        prepared: the data with the test split for the comparison.
+        run: the run that trained the model.
+        format: the name of a file in tasks/serving/formats/.
+        checkpoint: which of the run's two models to export, ``latest`` or ``best``.
+        folder: the absolute path of the new folder; None is a folder in the run's folder.
 
     Raises:
-        UserError: the run was not trained to its end, its model is missing or damaged, cannot be loaded or has no such
-            format; or the folder cannot be made.
-        StratagemError: what was written gives other outputs than Keras, and was removed; or the disk is full. A format
-            that rounds the weights may give others: how good they are is in the manifest.
+        UserError: the training has not finished; the model is missing, damaged, cannot be loaded or does not support
+            the format; or the folder cannot be created.
+        StratagemError: the outputs of the files differ from Keras', and the files were removed; or the disk is full. A
+            format that rounds the weights may have other outputs: the manifest has their metrics.
     """
-    exporter, training = formats.find_format(format), runs.load_training(run)
-    chosen = _choose(training, checkpoint)
+    exporter, training = formats.find_format(format), outcome.load_training(run)
+    best = training.best_model, training.best_weights_digest, training.best_checkpoint
+    final = training.final_model, training.weights_digest, training.checkpoint
+    path, weights_digest, step_folder = best if checkpoint == "best" else final
+    file = config.project_root() / path
     what = f"run {run.run_id} cannot be exported as {format}"
     if reason := exporter.refuses.get(policy := settings.train.dtype_policy):
         raise UserError(f"{what}: it was trained with train.dtype_policy = {policy}, and {reason}")
-    target = Path(folder or config.project_root() / run.folder / "exports" / f"{format}-{chosen.step}")
-    _check_whole(chosen.file)
-    model_digest = lineage.model_digest(chosen.file, chosen.weights_digest, settings.model.name)
+    target = Path(folder or config.project_root() / run.folder / "exports" / f"{format}-{Path(step_folder).name}")
+    trained_models.verify(f"run {run.run_id}", file, file.with_name(trained_models.MANIFEST))
+    model_digest = lineage.model_digest(file, weights_digest, settings.model.name)
     if (before := _find_export(target, format, run, model_digest)) is not None:
-        log.info("%s is there already: nothing was written", target)
+        log.info("%s already exists: nothing was written", target)
         return before
-    model = _load(settings, chosen)
-    sources.verify(settings.input, prepared)
+    model = _load(settings, file)
+    prepared_data.verify(prepared)
     with _new_folder(target) as new:
         with _explaining(what, target):
-            exporter.write(model, chosen.file, new)
-        trained_models.write_meaning(new, prepared)
+            exporter.write(model, file, new)
+        trained_models.copy_meaning(file, new)
         package = trained_models.copy_encoder(new)
         (new / PROGRAM).write_text(formats.program(exporter, package), encoding="utf-8")
+        files_of_it = _digests(new)
+        (new / MANIFEST).write_text(json.dumps({"files": files_of_it}), encoding="utf-8")
         with _explaining(what, target):
             examples = _examples(model, settings, prepared, None if exporter.rounds else MAX_BATCHES)
+            _forget(package)
             shipped = runpy.run_path(str(new / PROGRAM))["load"](new)  # By the file that goes with it.
             shutil.rmtree(new / package / "__pycache__", ignore_errors=True)
-            compared = _compare(shipped.compute, examples)
-        # A regression's numbers are as large as its unit makes them.
-        difference = compared.max_difference / (max(prepared.target.deviation, default=0) or 1.0)
+            labels, expected, found = _compare(shipped.compute, examples)
+        # The scale of a regression's outputs depends on the unit.
+        difference = float(np.abs(found - expected).max()) / (max(prepared.target.deviation, default=0) or 1.0)
         most = math.inf if exporter.rounds else MAX_DIFFERENCE
-        if (wrong := _wrong_outputs(difference, most, len(compared.labels))) is not None:
-            raise StratagemError(f"{what}: {wrong}. Nothing was left in {target}")
+        if not math.isfinite(difference) or difference > most:
+            raise StratagemError(
+                f"{what}: among the first {len(labels):,} test examples, an output differs from Keras' by "
+                f"{difference:.3g}, and {most:g} is allowed. The files were removed from {target}"
+            )
         made = ExportedModel(
             format=format,
             run_id=run.run_id,
             dataset=training.dataset,
-            checkpoint=chosen.checkpoint,
+            checkpoint=step_folder,
             model_digest=model_digest,
-            weights_digest=chosen.weights_digest,
+            weights_digest=weights_digest,
             data_version=run.lineage.data_version,
             git_commit=run.lineage.git_commit,
             inputs=tuple(TensorShape(name=one.name, shape=one.shape, dtype=one.dtype) for one in model.inputs),
-            # Keras numbers the names of outputs, and each format has names of its own for them.
+            # The names of outputs are omitted: Keras numbers them, and each format renames them.
             outputs=tuple(TensorShape(shape=one.shape, dtype=one.dtype) for one in model.outputs),
-            num_examples=len(compared.labels),
+            num_examples=len(labels),
             max_difference=difference,
-            metrics=_metrics(settings, prepared, compared.labels, compared.found) if exporter.rounds else None,
-            keras_metrics=_metrics(settings, prepared, compared.labels, compared.expected) if exporter.rounds else None,
-            files=_digests(new),
+            metrics=_metrics(settings, prepared, labels, found) if exporter.rounds else None,
+            keras_metrics=_metrics(settings, prepared, labels, expected) if exporter.rounds else None,
+            files=files_of_it,
         )
         records.save(made, new / MANIFEST)
     return made.model_copy(update={"folder": str(target)})
 
 
-def _wrong_outputs(difference: float, most: float, num_examples: int) -> str | None:
-    """Return what is wrong with the outputs of files that differ so much from Keras', None where nothing is."""
-    if not math.isfinite(difference):
-        return "its files give outputs that are not numbers"
-    if difference > most:
-        among = f"among the first {num_examples:,} test examples"
-        return f"an output differs from Keras' by {difference:.3g} {among}, and {most:g} is allowed"
-    return None
+def _forget(package: str) -> None:
+    """Remove a package from Python's module cache, so that this export's copy is imported and not that of another
+    folder, which may no longer exist."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        del sys.modules[name]
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """One of the two models that a training leaves."""
-
-    file: Path
-    weights_digest: str
-    checkpoint: str
-
-    @property
-    def step(self) -> str:
-        return Path(self.checkpoint).name
-
-
-def _choose(training: TrainingResult, checkpoint: str) -> _Chosen:
-    root = config.project_root()
-    if checkpoint == "best":
-        return _Chosen(root / training.best_model, training.best_weights_digest, training.best_checkpoint)
-    return _Chosen(root / training.final_model, training.weights_digest, training.checkpoint)
-
-
-def _check_whole(keras_file: Path) -> None:
-    """Refuse a .keras file that is not there, or of which a byte was lost."""
-    try:
-        with zipfile.ZipFile(keras_file) as archive:
-            broken = archive.testzip()
-    except FileNotFoundError:
-        raise UserError(f"{keras_file} is missing. {REMEDY}") from None
-    except Exception as error:  # zipfile raises many kinds for a byte that is another one.
-        raise UserError(f"{keras_file} is damaged ({error}). {REMEDY}") from None
-    if broken is not None:
-        raise UserError(f"{keras_file} is damaged ({broken} in it has another checksum). {REMEDY}")
-
-
-def _load(settings: config.Settings, chosen: _Chosen) -> Any:
+def _load(settings: config.Settings, file: Path) -> Any:
     """Return the Keras model of a file, on TensorFlow whatever it was trained on."""
-    models.find_build(
-        settings.model.name
-    )  # Keras knows a class of the user's once the module that registers it is imported.
+    models.find_build(settings.model.name)  # The module that registers the user's classes with Keras.
     models.set_precision(settings.train.dtype_policy)
     try:
-        model = keras.models.load_model(chosen.file, compile=False)
+        model = keras.models.load_model(file, compile=False)
     except Exception as error:
-        raise UserError(
-            f"{chosen.file}: Keras cannot load it ({_cause(error)}). Classes and functions of your own must be "
-            f"registered, by @keras.saving.register_keras_serializable(), in the module of model.name = "
-            f"'{settings.model.name}'"
-        ) from error
-    if weights_digest(model) != chosen.weights_digest:
-        raise UserError(f"{chosen.file} has other weights than the run's record says. {REMEDY}")
+        advice = ""
+        if "Could not locate" in str(error):
+            advice = (
+                ". Classes and functions of your own must be registered, by "
+                f"@keras.saving.register_keras_serializable(), in the module of model.name = '{settings.model.name}'"
+            )
+        raise UserError(f"{file}: Keras cannot load it ({last_line(error)}){advice}") from error
     return model
 
 
 def _find_export(target: Path, format: str, run: Run, model_digest: str) -> ExportedModel | None:
-    """Return the manifest of a folder that holds this export already; None where there is no such folder.
+    """Return the manifest of a folder that already contains this export; None if the folder does not exist.
 
     Raises:
-        UserError: the folder holds anything else. It is never written to, so nothing in it can be lost.
+        UserError: the folder contains anything else. An existing folder is never overwritten.
     """
     if not os.path.lexists(target):
         return None
-    remedy = "Give another folder: --to FOLDER; or remove that one"
+    remedy = "Give another folder: --to FOLDER; or remove it"
     try:
         found = records.load(ExportedModel, target / MANIFEST)
     except UserError:
-        raise UserError(f"{target} is there already, and no export made it. {remedy}") from None
+        raise UserError(f"{target} already exists and is not an export. {remedy}") from None
     if (found.format, found.run_id, found.model_digest) != (format, run.run_id, model_digest):
-        raise UserError(f"{target} holds another model already, of run {found.run_id} as {found.format}. {remedy}")
+        raise UserError(f"{target} already contains another model, of run {found.run_id} as {found.format}. {remedy}")
     if found.files != _digests(target):
-        raise UserError(f"{target} holds this export already, but files in it were changed, added or removed. {remedy}")
+        raise UserError(
+            f"{target} already contains this export, but its files were changed, added or removed. {remedy}"
+        )
     return found.model_copy(update={"folder": str(target)})
 
 
 @contextlib.contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
-    """Give a new folder beside the target; when the block ends, flush its files and rename it. It goes if one fails."""
+    """Yield a temporary folder next to the target; at the end, flush its files and rename it. Remove it on failure."""
     missing = [folder for folder in target.parents if not folder.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(target.parent)
-        with files.scratch(target.parent, SCRATCH) as scratch, FileLock(scratch / files.MARK):
+        files.remove_scratch(target.parent.glob(f"{SCRATCH}*"), target.parent)
+        with files.scratch(target.parent, SCRATCH) as scratch:
+            temporary.note(scratch)
             new = scratch / target.name
             new.mkdir()
             yield new
@@ -223,17 +195,9 @@ def _new_folder(target: Path) -> Iterator[Path]:
         raise
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what exports left that were killed: nobody holds the lock of their scratch folders."""
-    for left in folder.glob(f"{SCRATCH}*"):
-        if (left / files.MARK).is_file():
-            with contextlib.suppress(Timeout, OSError), FileLock(left / files.MARK, blocking=False):
-                files.remove_scratch([left], folder)
-
-
 @contextlib.contextmanager
 def _explaining(what: str, target: Path) -> Iterator[None]:
-    """Say in one message why a model has no such format, or that the disk is full; whatever library says it."""
+    """Turn any library's error into one message: the model does not support the format, or the disk is full."""
     try:
         yield
     except (StratagemError, MemoryError):
@@ -241,18 +205,17 @@ def _explaining(what: str, target: Path) -> Iterator[None]:
     except Exception as error:
         if full := files.find_full_disk(error, target):
             raise full from None
-        raise UserError(f"{what} ({_cause(error)})") from error
+        raise UserError(f"{what} ({last_line(error)})") from error
 
 
 def _examples(
     model: Any, settings: config.Settings, prepared: PreparedDataset, batches: int | None
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield batches of the test split, as many as there are or as are given: what the model takes, the labels, and
-    what Keras gives.
+    """Yield batches of the test split, up to a number if it is given: inputs, labels, and Keras' outputs.
 
     Raises:
-        UserError: the data are of another shape than those that the model was trained on.
-        StratagemError: the outputs are not numbers.
+        UserError: the data have another shape than the training data.
+        StratagemError: the outputs are not finite.
     """
     with contextlib.closing(sources.ordered_batches(settings, prepared, "test", BATCH_SIZE)) as test:
         for batch, labels, *_ in itertools.islice(test.arrays(), batches):
@@ -260,8 +223,8 @@ def _examples(
                 expected = np.asarray(model.predict_on_batch(batch), np.float64)
             except ValueError as error:
                 raise UserError(
-                    f"{prepared.folder} does not fit the model ({_cause(error)}): prepare the data as they were when "
-                    "it was trained"
+                    f"{prepared.folder} does not fit the model ({last_line(error)}): prepare the data as they were "
+                    "when it was trained"
                 ) from error
             if not np.isfinite(expected).all():
                 raise StratagemError(
@@ -271,23 +234,11 @@ def _examples(
             yield batch, labels, expected
 
 
-class _Compared(NamedTuple):
-    """What Keras and an export's files give for the same examples."""
-
-    labels: Any
-    expected: Any
-    found: Any
-
-    @property
-    def max_difference(self) -> float:
-        return float(np.abs(self.found - self.expected).max())  # Of one that is not a number, no number.
-
-
-def _compare(exported: Callable[[Any], Any], examples: Iterable[tuple[Any, Any, Any]]) -> _Compared:
-    """Return what the files give for the examples, beside what Keras does.
+def _compare(exported: Callable[[Any], Any], examples: Iterable[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
+    """Return the labels of the examples, and the outputs of Keras and of the files.
 
     Raises:
-        StratagemError: outputs have another shape.
+        StratagemError: the outputs have different shapes.
     """
     all_labels, all_expected, all_found = [], [], []
     for batch, labels, expected in examples:
@@ -297,27 +248,18 @@ def _compare(exported: Callable[[Any], Any], examples: Iterable[tuple[Any, Any, 
         all_labels.append(labels)
         all_expected.append(expected)
         all_found.append(found)
-    return _Compared(*map(np.concatenate, (all_labels, all_expected, all_found)))
+    return np.concatenate(all_labels), np.concatenate(all_expected), np.concatenate(all_found)
 
 
 def _metrics(settings: config.Settings, prepared: PreparedDataset, labels: Any, values: Any) -> dict[str, float]:
-    """Return the task's metrics as an evaluation names them."""
+    """Return the task's metrics with the names of an evaluation."""
     measured = metrics.compute(prepared.target.task, labels, values, metrics.without_file(settings))
     return {f"test/{name}": value for name, value in measured.items()}
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file below a folder, but for the manifest and Python's copies of what it imported."""
-
-    def is_kept(path: Path) -> bool:
-        source = path.parent.with_name(f"{path.name.partition('.')[0]}.py")
-        return path.parent.name == "__pycache__" and path.suffix == ".pyc" and source.is_file()
-
+    """Return the sha256 of each file below a folder, except the manifest and Python's bytecode caches."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
-    return {path.relative_to(folder).as_posix(): files.digest(path) for path in paths if not is_kept(path)}
-
-
-def _cause(error: Exception) -> str:
-    """Return what went wrong in one line: TensorFlow and Keras put the cause last, after the user code."""
-    lines = str(error).strip().splitlines() or ["no message"]
-    return f"{type(error).__name__}: {cut(lines[-1].strip(), 300)}"
+    return {
+        path.relative_to(folder).as_posix(): files.digest(path) for path in paths if "__pycache__" not in path.parts
+    }

@@ -1,7 +1,6 @@
 """Loads a registered model back, and compares its outputs for test rows with those of its evaluation."""
 
 import tempfile
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,62 +9,60 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
+from tasks.evaluation import predictions
 from tasks.records import EvaluationResult, PreparedDataset, Run
 from tasks.runs import lineage
 from tasks.system import files
-from tasks.system.errors import StratagemError, UserError, one_line
-from tasks.tracking import trained_models
-from tasks.tracking.models import check_code
-from tasks.tracking.registry import fetch_keras_file
-from tasks.tracking.store import store_uri
+from tasks.system.errors import StratagemError, UserError, listed, one_line
+from tasks.tracking.models import fetch_model
+from tasks.tracking.store import is_own_store, store_uri
+from tasks.tracking.trained_models import TrainedModel
 
 SAMPLE = 64
-"""Test rows that a model is loaded back for: they lie evenly in the split."""
+"""The number of test rows for which a model is loaded back; they are evenly spaced in the split."""
 TOLERANCE = 1e-4
-"""By which what it gives then may differ, in standard deviations of the evaluation's outputs; float32 differs by 1e-6
-of a sum's largest part where another number of rows is computed at once."""
+"""The allowed difference of the outputs, in standard deviations of the evaluation's outputs; float32 differs by 1e-6
+of a sum's largest term with another batch size."""
 COARSE_TOLERANCE = 0.05
-"""The same for a model that was evaluated with fewer bits (mixed precision), or on an accelerator, whose float32 may
-be TF32, which has 10 bits: it is loaded back on a CPU."""
+"""The same for a model that was evaluated with lower precision (mixed precision) or on an accelerator, where float32
+may be TF32 with 10 bits: models are loaded back on a CPU."""
 
 Loader = Callable[..., Any]
-"""``process.model_loader.ModelLoader.ask``: loads a model from its files and computes what it gives."""
+"""``process.model_loader.ModelLoader.ask``: loads a model from its files and computes its outputs."""
 
 
 def sample(count: int) -> list[int]:
-    """Return which of a number of test rows a model is computed for when it is loaded back."""
+    """Return the indices of the test rows for which a model is loaded back."""
     rows: list[int] = np.unique(np.linspace(0, count - 1, min(SAMPLE, count)).astype(int)).tolist()
     return rows
 
 
 def tolerance(run: Run, evaluation: EvaluationResult) -> float:
-    """Return by how much a model that is loaded back may differ from its evaluation."""
+    """Return how much a model that is loaded back may differ from its evaluation."""
     on_cpu = all("cpu" in device.lower() for device in evaluation.examples_by_device)
     exact = on_cpu and run.settings["train"]["dtype_policy"] in ("float32", "float64")
     return TOLERANCE if exact else COARSE_TOLERANCE
 
 
-def through_mlflow(
-    place: str, load: Loader, prepared: PreparedDataset | None = None, rows: Sequence[int] | None = None
-) -> npt.NDArray[Any]:
-    """Return the outputs of a logged model, loaded by ``mlflow.pyfunc`` as a server of models would load it.
+def through_mlflow(place: str, load: Loader, prepared: PreparedDataset, rows: Sequence[int]) -> npt.NDArray[Any]:
+    """Return the outputs of a logged model, loaded by ``mlflow.pyfunc`` as in a model server.
 
     Args:
-        place: where its files lie, an address that MLflow reads.
-        load: loads it and computes them.
-        prepared: whose test rows it is given; without them it is given its own example.
-        rows: which of these; all if not given.
+        place: the model's artifact location.
+        load: loads it and computes the outputs.
+        prepared: the data with the test rows.
+        rows: the indices of the test rows to use.
 
     Raises:
-        StratagemError: it cannot be loaded, or fails.
+        StratagemError: the model cannot be loaded, is damaged, or fails.
     """
-    encoded = prepared is not None and any(feature.columns for feature in prepared.features.values())
+    encoded = any(feature.columns for feature in prepared.features.values())
     return np.asarray(
         load("load_back", _test_files(prepared), rows, place=place, tracking_uri=store_uri(), encoded=encoded)
     )
 
 
-def of_keras_file(
+def of_version(
     name: str,
     version: str,
     tags: Mapping[str, str],
@@ -73,102 +70,106 @@ def of_keras_file(
     prepared: PreparedDataset | None = None,
     rows: Sequence[int] | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Return the outputs of a version, whose .keras file is loaded in Keras' safe mode.
+    """Verify the files of a version, load its .keras file in Keras' safe mode, and return the outputs.
 
-    Only this project's code runs, and for a model of a server, whose tags others may have written, only modules that
-    are allowed (``models.check_code``).
+    In the project's own store, the version's user-defined code is used. On a server, where others may have written it,
+    only this project's code runs, and only modules that are allowed (``models.check_code``).
 
     Args:
-        name: of the registered model.
+        name: the name of the registered model.
         version: its number.
-        tags: of the version.
-        load: loads it and computes them.
-        prepared: whose test rows it is given; without them it is given zeros.
-        rows: which of these; all if not given.
+        tags: the tags of the version.
+        load: loads it and computes the outputs.
+        prepared: the data with the test rows, which are encoded as in the version's training; None uses zeros.
+        rows: the indices of the test rows to use; None uses all.
 
     Raises:
-        StratagemError: the outputs cannot be computed; says why.
+        StratagemError: the outputs cannot be computed; gives the reason.
     """
     with tempfile.TemporaryDirectory() as folder:
-        check_code(name, version, tags)
-        file = fetch_keras_file(name, version, Path(folder))
-        if files.digest(file) != tags["keras_file_sha256"]:
-            raise UserError("its .keras file in MLflow is damaged")
-        if not zipfile.is_zipfile(file):
-            raise UserError("its .keras file in MLflow is not a Keras archive")
-        trained_models.check_unpacked(f"{name}/{version}", file)
-        own_code = None
-        if ":" in tags["model"]:
-            own_code = tags["model"].partition(":")[0]
-            if _model_digest(file, tags) != tags["model_digest"]:
-                raise UserError(f"your code of it, {own_code}, is another one since")
-        outputs = load(
-            "score",
-            _test_files(prepared),
-            rows,
-            file=str(file),
-            own_code=own_code,
-            root=str(config.project_root()),
-        )
+        found = fetch_model(f"models:/{name}/{version}", folder)
+        root = config.project_root()
+        if found.module is not None and found.code is not None:
+            if is_own_store():
+                root = found.code
+            elif _model_digest(found.keras_file, tags) != tags.get("model_digest"):
+                raise UserError(f"your code for it, {found.module}, has changed")
+        inputs = _test_files(prepared)
+        if prepared is not None and tags.get("takes_digest") != predictions.takes_digest(prepared):
+            inputs = _encode_for(found, prepared, Path(folder))
+        outputs = load("score", inputs, rows, file=str(found.keras_file), own_code=found.module, root=str(root))
     return np.asarray(outputs, np.float32)
 
 
-def check(outputs: npt.NDArray[Any], prepared: PreparedDataset, rows: Sequence[int] | None = None) -> None:
-    """Refuse what no model of these data gives.
+def _encode_for(found: TrainedModel, prepared: PreparedDataset, folder: Path) -> dict[str, Path]:
+    """Write the test rows into a folder in the encoding of a model with other categories, columns or image sizes.
 
     Raises:
-        StratagemError: says what it is.
+        UserError: its outputs have another meaning, or it only takes arrays.
+    """
+    from tasks.data import kinds  # With pandas, which no other registration needs.
+
+    theirs, ours = found.target, prepared.target
+    names = [list(one.class_names or one.columns) if one is not None else [] for one in (theirs, ours)]
+    if theirs is None or theirs.task != ours.task or names[0] != names[1]:
+        raise UserError(f"its outputs mean {listed(names[0])}, but those of the data mean {listed(names[1])}")
+    if found.encoding is None:
+        raise UserError("it takes arrays of another shape or dtype")
+    return kinds.encode_test_rows(prepared, found.encoding, folder)
+
+
+def check(outputs: npt.NDArray[Any], prepared: PreparedDataset, rows: Sequence[int] | None = None) -> None:
+    """Refuse outputs with a wrong shape or values that are not finite.
+
+    Raises:
+        StratagemError: names the fault.
     """
     count = prepared.splits["test"].num_examples if rows is None else len(rows)
     if outputs.shape != (count, prepared.target.num_outputs):
-        raise StratagemError(f"it gives outputs of shape {outputs.shape}")
+        raise StratagemError(f"its outputs have the shape {outputs.shape}")
     check_numbers(outputs)
 
 
 def check_numbers(outputs: npt.NDArray[Any]) -> None:
-    """Refuse outputs that are not finite; those of another program's model may be texts.
+    """Refuse numbers that are not finite; the outputs of another program's model may be texts.
 
     Raises:
-        StratagemError: says so.
+        StratagemError: the outputs are not finite.
     """
     if np.issubdtype(outputs.dtype, np.number) and not np.isfinite(outputs).all():
-        raise StratagemError("it gives outputs that are not numbers")
+        raise StratagemError("its outputs are not finite numbers")
 
 
 def difference(
     found: npt.NDArray[Any], evaluated: npt.NDArray[Any], rows: Sequence[int], tolerance: float
 ) -> str | None:
-    """Return how what a model gives for some rows differs from its evaluation, as the end of a sentence; None where it
-    does not.
+    """Return how a model's outputs differ from its evaluation, as the end of a sentence; None if they do not.
 
     Args:
-        found: what it gives, (rows, num_outputs).
-        evaluated: what it gave for all test rows.
-        rows: which of these were computed.
-        tolerance: in standard deviations of all.
+        found: the new outputs, (rows, num_outputs).
+        evaluated: the evaluation's outputs for all test rows.
+        rows: the indices of the rows in ``found``.
+        tolerance: the allowed difference in standard deviations of ``evaluated``.
     """
     expected = evaluated[rows].astype(np.float64)
     if found.shape != expected.shape:
-        return f"it gives outputs of shape {found.shape}, not {expected.shape} as evaluated"
+        return f"its outputs have the shape {found.shape}, not {expected.shape} as in its evaluation"
     strange = int((~np.isfinite(found)).reshape(len(rows), -1).any(axis=1).sum())
     if strange and np.isfinite(expected).all():
-        return (
-            f"it gives outputs that are not numbers for {strange} of {len(rows)} test rows, and gave numbers when it "
-            "was evaluated"
-        )
+        return f"its outputs for {strange} of {len(rows)} test rows are not finite, but they were in its evaluation"
     spread = float(evaluated.std()) or 1.0
     distance = float((abs(found - expected) / (spread + abs(expected) / 10)).max())
     if distance <= tolerance:
         return None
     return (
-        f"it gives other outputs than when it was evaluated: {distance:.2g} standard deviations apart among "
-        f"{len(rows)} test rows, and {tolerance:g} is allowed"
+        f"its outputs differ from those of its evaluation by {distance:.2g} standard deviations among {len(rows)} test "
+        f"rows; {tolerance:g} is allowed"
     )
 
 
 def _model_digest(file: Path, tags: Mapping[str, str]) -> str:
     try:
-        return lineage.model_digest(file, tags["weights_digest"], tags["model"])
+        return lineage.model_digest(file, tags.get("weights_digest", ""), tags["model"])
     except (AttributeError, *files.DAMAGED_FILE) as error:  # Its sha256 is right: somebody registered no model.
         raise UserError(f"its .keras file in MLflow cannot be read ({one_line(error)})") from None
 

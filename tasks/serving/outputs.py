@@ -1,5 +1,5 @@
-"""A model's outputs for the test split, in the order of its examples, computed where a training of the strategy would
-compute them: each replica, worker or device takes its share of each batch."""
+"""Computes a model's outputs for the test split, in the order of its examples, on the same devices as a training with
+the strategy: each replica, worker or device computes its share of each batch."""
 
 import contextlib
 import importlib
@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -16,8 +17,7 @@ import numpy.typing as npt
 
 from tasks import config
 from tasks.input import sources
-from tasks.input.array import ArraySource
-from tasks.input.batches import Batches
+from tasks.input.batches import WHOLE, Batches, InputShare
 from tasks.modeling import models
 from tasks.records import PreparedDataset, as_input
 from tasks.strategies import Strategy
@@ -25,67 +25,58 @@ from tasks.training import model_state
 from tasks.training.model_state import Arrays
 
 PART = 250
-"""Rows that a model from a file computes at a time."""
+"""The batch size for a model from a file."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model gives for each of n examples."""
+    """A model's outputs for n examples."""
 
     labels: npt.NDArray[Any]
     """As in ``records.PreparedSplit``."""
     values: npt.NDArray[np.float64]
-    """(n, num_outputs): logits, or the numbers of a regression."""
+    """(n, num_outputs): logits, or the predictions of a regression."""
     own_losses: npt.NDArray[np.float64]
-    """What the examples that a device computed together cost by the model's own losses, (n,)."""
+    """(n,): the sum of the model's own losses for the examples that a device computed together."""
     examples_by_device: dict[str, int]
-    """How many examples lay on each device."""
+    """The number of examples on each device."""
 
 
 Share = tuple[npt.NDArray[np.float64], float]
-"""What one device computed of a batch for consecutive examples: outputs (n, num_outputs), and the sum of the model's
-own losses, such as regularisation."""
+"""One device's results for consecutive examples of a batch: outputs (n, num_outputs), and the sum of the model's own
+losses, such as regularisation."""
 OutputsFunction = Callable[[Any], tuple[list[Share], dict[str, int]]]
-"""Takes the features of a batch; returns the shares in the examples' order, and how many lay on each device."""
+"""Takes the features of a batch; returns the shares in the examples' order, and the number of examples per device."""
 
 
 def compute(settings: config.Settings, prepared: PreparedDataset, strategy: Strategy, arrays: Arrays) -> Outputs:
-    """Return the outputs of a fresh model for all test examples. Every worker of a cluster calls this; what it returns
-    is the same on each.
+    """Return the outputs of a checkpoint's model for all test examples. Every worker of a cluster calls this and gets
+    the same result.
 
     Args:
-        settings: ``model``, ``input``, ``evaluate`` and ``train.seed`` are read.
+        settings: uses ``model``, ``input``, ``evaluate`` and ``train.seed``.
         prepared: the data.
-        strategy: where.
-        arrays: of a checkpoint; its group ``model`` is read.
+        strategy: the strategy whose devices compute.
+        arrays: the arrays of a checkpoint; uses its group ``model``.
 
     Raises:
-        UserError: the checkpoint is of another model.
+        UserError: the checkpoint belongs to another model.
     """
     if strategy.is_one_program:
-        # JAX refuses a variable that begins otherwise on another process.
+        # JAX requires the same initial values of a variable on every process.
         keras.utils.set_random_seed(settings.train.seed)
     with strategy.scope():  # On JAX it is read for each layer.
         model = models.build(settings.model, prepared, settings.input.normalization)
         model_state.assign(model, arrays, ("model",))
-        # JAX computes a batch that does not divide by the replicas on each of them.
+        # If a batch is not divisible by the number of replicas, JAX computes all of it on each replica.
         size = settings.evaluate.global_batch_size
         size = max(size - size % strategy.num_replicas, strategy.num_replicas)
-        # One program computes the examples of all workers, and tells each of them the outputs of all.
-        place = (1, 0, 1) if strategy.is_one_program else (1, strategy.worker, strategy.num_workers)
-        with contextlib.closing(sources.ordered_batches(settings, prepared, "test", size, *place)) as test:
-            if strategy.coordinator is not None:
-                from tasks.training import coordinator
-
-                found = coordinator.outputs(strategy, test, lambda x: _call(model, x))
-                shares = ((labels, [(values, loss)], {worker: len(labels)}) for labels, values, loss, worker in found)
-                return _joined(test, strategy, shares)
+        # One program computes the examples of all workers and returns all outputs to each worker.
+        share = WHOLE if strategy.is_one_program else InputShare(1, strategy.worker, strategy.num_workers)
+        with contextlib.closing(sources.ordered_batches(settings, prepared, "test", size, share)) as test:
             on_jax = keras.backend.backend() == "jax"
             function = _function_on_jax(model, strategy) if on_jax else _function_on_tensorflow(model, strategy)
-            # An array not of tf.data, which takes longer to start than these batches take to be read.
-            with_numpy = on_jax or isinstance(test.source, ArraySource)
-            batches = test.arrays() if with_numpy else test.dataset.as_numpy_iterator()
-            return _joined(test, strategy, ((labels, *function(x)) for x, labels, *_ in batches))
+            return _joined(test, strategy, ((labels, *function(x)) for x, labels, *_ in test.arrays()))
 
 
 def _joined(
@@ -99,7 +90,7 @@ def _joined(
     for step, (labels, shares, on_devices) in enumerate(found):
         values = np.concatenate([share for share, _ in shares])
         own_losses = np.repeat([own_loss for _, own_loss in shares], [len(share) for share, _ in shares])
-        # A row an example: its own loss, its labels, which float64 holds as they are, and its outputs.
+        # One row per example: its own loss, its labels, which float64 represents exactly, and its outputs.
         rows = np.column_stack([own_losses, labels.reshape(len(labels), -1), values])
         if table is None:
             table, label_shape, dtype = np.zeros([test.num_examples, rows.shape[1]]), labels.shape[1:], labels.dtype
@@ -107,8 +98,8 @@ def _joined(
         examples.update(on_devices)
     if table is None:
         raise ValueError("there are no batches")
-    if test.num_workers > 1:
-        # The other workers' rows are zeros here, and zeros are the bits of 0: the sum has every row as it was computed.
+    if test.share.num_workers > 1:
+        # The rows of other workers are 0 here, with all bits 0: the sum of the bits is exactly the computed values.
         table = strategy.sum_over_workers(table.view(np.int64)).view(np.float64)
     if strategy.num_workers > 1:
         counts = strategy.sum_over_workers([examples[name] for name in strategy.devices]).tolist()
@@ -131,13 +122,13 @@ def _function_on_tensorflow(model: Any, strategy: Strategy) -> OutputsFunction:
                 x = tf.nest.map_structure(lambda one: one[first:last], x)
         return _call(model, x)
 
-    # Keras lets AutoGraph convert nothing of a model either, and looking for something takes 0.09 s.
+    # Keras does not convert models with AutoGraph either, and AutoGraph's search for code takes 0.09 s.
     @tf.function(autograph=False, reduce_retracing=True)
     def on_all_replicas(x: Any) -> Any:
         return strategy.run(part, (x,))
 
     def device_of(tensor: Any) -> str:
-        # `device` names the task, but the device where the function was called; the memory's knows no task.
+        # `device` names the right task but the calling device; `backing_device` names the right device but no task.
         memory = tf.DeviceSpec.from_string(tensor.backing_device)
         name: str = (
             tf.DeviceSpec.from_string(tensor.device)
@@ -147,7 +138,7 @@ def _function_on_tensorflow(model: Any, strategy: Strategy) -> OutputsFunction:
         return name
 
     def function(x: Any) -> tuple[list[Share], dict[str, int]]:
-        # As tensors: a function of NumPy's arrays in a mapping is traced anew for each.
+        # Converted to tensors, because the function is traced again for each mapping of NumPy arrays.
         outputs, own_losses = map(strategy.local_results, on_all_replicas(tf.nest.map_structure(tf.constant, x)))
         shares = [
             (np.asarray(some).astype("float64"), float(loss)) for some, loss in zip(outputs, own_losses, strict=True)
@@ -158,13 +149,13 @@ def _function_on_tensorflow(model: Any, strategy: Strategy) -> OutputsFunction:
 
 
 def _call(model: Any, x: Any) -> tuple[Any, Any]:
-    """Return the outputs of a batch, and the sum of the model's own losses, which Keras' ``predict`` leaves out."""
+    """Return the outputs of a batch, and the sum of the model's own losses, which Keras' ``predict`` omits."""
     outputs, _, losses = model.stateless_call(*_state(model), x, training=False, return_losses=True)
     return outputs, sum(losses, keras.ops.zeros([]))
 
 
 def _state(model: Any) -> list[list[Any]]:
-    """Return the values of a model's variables, as ``stateless_call`` takes them."""
+    """Return the values of a model's variables as arguments for ``stateless_call``."""
     parts = model.trainable_variables, model.non_trainable_variables
     return [[variable.value for variable in part] for part in parts]
 
@@ -198,17 +189,18 @@ def _function_on_jax(model: Any, strategy: Strategy) -> OutputsFunction:
 def of_keras_file(
     file: str, features: Mapping[str, Any], own_code: str | None = None, root: str = ""
 ) -> npt.NDArray[np.float64]:
-    """Return what the model in a .keras file gives for rows, (n, num_outputs).
+    """Return the outputs of the model in a .keras file, (n, num_outputs).
 
     Args:
-        file: what is loaded in Keras' safe mode.
-        features: as prepared, each (n, *shape); may be mapped from a file. Without any the model is given zeros.
-        own_code: the module that registers the classes of the user's own, if the model has some.
-        root: the folder where that is looked for.
+        file: the file, loaded in Keras' safe mode.
+        features: the features as prepared, each (n, *shape); may be memory-mapped. If empty, the input is zeros.
+        own_code: the module that registers the user's classes, if the model has any.
+        root: the folder with that module.
     """
     if own_code is not None:
         sys.path.insert(0, root)
         importlib.import_module(own_code)
+    models.check_variables("the model", Path(file), own_code is not None)
     model = keras.models.load_model(file, compile=False)
     if not features:
         zeros = keras.tree.map_structure(

@@ -1,11 +1,10 @@
-"""What predictions are written as: JSON lines, CSV, Parquet, or a sheet of pictures; by the name of the format."""
+"""Writers of predictions by format: JSON lines, CSV, Parquet, and an HTML page of images."""
 
 import base64
 import csv
 import io
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import IO, Any
 
@@ -14,62 +13,64 @@ import numpy.typing as npt
 
 Columns = Mapping[str, Sequence[Any]]
 Pictures = npt.NDArray[np.uint8] | None
-"""Of the examples that have a prediction, uint8 (n, height, width, channels); None for what are not images."""
+"""The images of the examples with a prediction, uint8 (n, height, width, channels); None for other inputs."""
 MAX_PICTURES = 1000
-"""On a sheet, so that a browser opens it."""
+"""The maximum on a page, so that a browser can open it."""
 SIDE = 96
-"""Pixels of a picture on the sheet."""
+"""The size of an image on the page, in pixels."""
 
 
-class PredictionWriter(ABC):
-    """Writes predictions to a file, some at a time.
-
-    Args:
-        file: of bytes.
-        names: of the columns.
-    """
+class PredictionWriter:
+    """Writes predictions to a binary file, some examples at a time."""
 
     def __init__(self, file: IO[bytes], names: Sequence[str]) -> None:
         self.file, self.names = file, names
 
-    @abstractmethod
     def write(self, columns: Columns, pictures: Pictures) -> None:
-        """Write some examples, in their order."""
+        """Write some examples in their order."""
+        raise NotImplementedError
+
+    def rows(self, columns: Columns) -> Iterator[tuple[Any, ...]]:
+        """Return the values of each example, in the order of the columns' names."""
+        return zip(*(columns[name] for name in self.names), strict=True)
+
+    def write_text(self, text: str) -> None:
+        """Write a text as UTF-8, with escapes for characters that UTF-8 cannot encode."""
+        self.file.write(text.encode("utf-8", "backslashreplace"))
 
     def finish(self) -> None:
-        """Write what stands after all examples."""
+        """Write what follows the last example."""
         self.file.flush()
 
 
 class JsonLines(PredictionWriter):
-    """An object a line."""
+    """One JSON object per line."""
 
     def write(self, columns: Columns, pictures: Pictures) -> None:
-        rows = zip(*(columns[name] for name in self.names), strict=True)
-        lines = (json.dumps(dict(zip(self.names, row, strict=True)), ensure_ascii=False) + "\n" for row in rows)
-        self.file.write("".join(lines).encode("utf-8", "backslashreplace"))
+        lines = (json.dumps(dict(zip(self.names, row, strict=True)), ensure_ascii=False) for row in self.rows(columns))
+        self.write_text("".join(f"{line}\n" for line in lines))
         self.file.flush()
 
 
 class Csv(PredictionWriter):
-    """A header and a line an example."""
+    """A header, and one line per example."""
 
     def __init__(self, file: IO[bytes], names: Sequence[str]) -> None:
         super().__init__(file, names)
         self._write([names])
 
     def write(self, columns: Columns, pictures: Pictures) -> None:
-        self._write(zip(*(columns[name] for name in self.names), strict=True))
+        self._write(self.rows(columns))
 
     def _write(self, rows: Any) -> None:
         text = io.StringIO(newline="")
         csv.writer(text, lineterminator="\n").writerows(rows)
-        self.file.write(text.getvalue().encode("utf-8", "backslashreplace"))
+        self.write_text(text.getvalue())
         self.file.flush()
 
 
 class Parquet(PredictionWriter):
-    """A row an example, a row group each time."""
+    """One row per example, in row groups of ``GROUP`` rows or more."""
 
     GROUP = 65_536
 
@@ -79,7 +80,7 @@ class Parquet(PredictionWriter):
         import pyarrow.parquet
 
         self._kept: dict[str, list[Any]] = {name: [] for name in names}
-        # A regression's predictions are numbers, and it alone tells no probability.
+        # A regression has numbers as predictions and is the only task without probabilities.
         told = ("prediction",) if any(name.startswith("probability") for name in names) else ()
         texts = ("source", "error", *told)
         types = {name: "string" if name.startswith(texts) else "float64" for name in names} | {"row": "int64"}
@@ -120,30 +121,26 @@ small {{ color: #777; }} .error {{ color: #b00; }} p {{ grid-column: 1 / -1; mar
 
 
 class Sheet(PredictionWriter):
-    """A page of pictures as the model sees them, with what it says of each; it needs no network and no script."""
+    """An HTML page with the images as the model sees them and their predictions; it needs no network and no script."""
 
     def __init__(self, file: IO[bytes], names: Sequence[str]) -> None:
         super().__init__(file, names)
         self._count = 0
-        self._write(PAGE.format(side=SIDE, width=SIDE + 48))
+        self.write_text(PAGE.format(side=SIDE, width=SIDE + 48))
 
     def write(self, columns: Columns, pictures: Pictures) -> None:
-        rows = zip(*(columns[name] for name in self.names), strict=True)
         whole = iter(pictures if pictures is not None else ())
-        for row in rows:
+        for row in self.rows(columns):
             told = dict(zip(self.names, row, strict=True))
             picture = None if told["error"] else next(whole, None)
             self._count += 1
             if self._count <= MAX_PICTURES:
-                self._write(_figure(told, picture))
+                self.write_text(_figure(told, picture))
 
     def finish(self) -> None:
         if self._count > MAX_PICTURES:
-            self._write(f"<p>The first {MAX_PICTURES:,} of {self._count:,}.</p>\n")
-        self._write("</html>\n")
-
-    def _write(self, text: str) -> None:
-        self.file.write(text.encode("utf-8", "backslashreplace"))
+            self.write_text(f"<p>The first {MAX_PICTURES:,} of {self._count:,}.</p>\n")
+        self.write_text("</html>\n")
 
 
 def _figure(told: Mapping[str, Any], picture: npt.NDArray[np.uint8] | None) -> str:

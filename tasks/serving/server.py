@@ -1,8 +1,10 @@
-"""A trained model behind HTTP on 127.0.0.1, by the protocol of MLflow's scoring server; it follows an alias.
+"""Serves a trained model over HTTP on 127.0.0.1, with the protocol of MLflow's scoring server, and follows an alias.
 
-`python -m tasks serve_model REQUEST` runs it, for whoever has the key that the environment holds, STRATAGEM_KEY.
+The stage ``serve_model`` of `process/stages.py` runs it; clients need the key in the environment variable
+STRATAGEM_KEY.
 """
 
+import asyncio
 import csv
 import functools
 import io
@@ -13,52 +15,58 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from typing import IO, Any
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
+import uvicorn
 from PIL import Image
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tasks.data.encoding.rows import as_taken
-from tasks.records import Serving, ServingRequest
+from tasks.config import CHAMPION
+from tasks.data.encoding.answers import as_taken
 from tasks.serving import raw_model
 from tasks.serving.raw_model import Arrays, Meaning, RawModel, meaning
 from tasks.system.access import Application, guarded
 from tasks.system.errors import UserError
-from tasks.tracking import trained_models
 
 FORMATS = ("dataframe_split", "dataframe_records", "instances", "inputs")
-MAX_BYTES = 64 * 2**20
-"""Of a request."""
+MAX_BYTES = 8 * 2**20
+"""The limit for a request: Python's JSON reader lets no other thread run."""
+MAX_ROWS = 10_000
+"""The limit for a request."""
+UPLOAD_SECONDS = 30.0
+"""The time for the head of a request, and the time for its body."""
 SMALL = 64 * 2**10
 MOST_AT_ONCE = 256
-"""Examples of waiting requests that are computed together."""
+"""The maximum number of examples in one call of the model or in one part of an answer, so that a large request does not
+block others."""
 RETRY_SECONDS = 60.0
-"""After so long a version that could not be loaded is tried again."""
+"""The time before a retry of a version that could not be loaded."""
 WARM = (1, 2, 3)
-"""How many examples a new model computes before it answers: TensorFlow traces the first two sizes by themselves."""
+"""The batch sizes that a new model computes before it answers: TensorFlow traces the first two sizes separately."""
 
 log = logging.getLogger(__name__)
 
 
 class BadRequest(Exception):
-    """What a request has is not what the model takes."""
+    """The content of a request does not fit the model."""
 
 
 class RequestBatcher:
-    """Computes what several requests ask at once by one call of the model; one thread does, so that cores are not
-    shared by calls that wait for each other."""
+    """Computes simultaneous requests in one call of the model, in a single thread, so that calls do not compete for
+    cores."""
 
     def __init__(self) -> None:
         self._waiting: SimpleQueue[tuple[RawModel, Arrays, Future[npt.NDArray[np.float32]]]] = SimpleQueue()
         threading.Thread(target=self._compute, daemon=True).start()
 
     def outputs(self, model: RawModel, features: Arrays) -> "Future[npt.NDArray[np.float32]]":
-        """Return what a model will have given for some examples."""
+        """Return a future for a model's outputs."""
         future: Future[npt.NDArray[np.float32]] = Future()
         self._waiting.put((model, features, future))
         return future
@@ -83,9 +91,7 @@ class RequestBatcher:
     def _answer(self, model: RawModel, together: list[tuple[Arrays, "Future[npt.NDArray[np.float32]]"]]) -> None:
         try:
             joined = {name: np.concatenate([one[name] for one, _ in together]) for name in together[0][0]}
-            starts = range(0, max(1, _count(joined)), MOST_AT_ONCE)  # One request may be larger than all memory.
-            parts = [{name: one[at : at + MOST_AT_ONCE] for name, one in joined.items()} for at in starts]
-            outputs, first = np.concatenate([model.outputs(part) for part in parts]), 0
+            outputs, first = model.outputs(joined), 0
             for features, future in together:
                 future.set_result(outputs[first : first + _count(features)])
                 first += _count(features)
@@ -102,44 +108,43 @@ def _count(features: Arrays) -> int:
 
 
 class Served:
-    """The model that answers now, and what follows its alias.
+    """The current model, which follows its alias.
 
     Attributes:
-        model: is replaced between two requests.
-        trouble: why the alias cannot be followed, None where it can.
+        address: the given address of the model, by default that of the only champion.
+        model: the current model, which may be replaced between two requests.
+        trouble: why the alias cannot be followed, None if it can.
     """
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, address: str | None) -> None:
         self.model = raw_model.load(address)
+        self.address = address or f"models:/{self.model.name.rpartition('/')[0]}@{CHAMPION}"
         self.trouble: str | None = None
         self._failed: tuple[str, str, float] | None = None
         warm(self.model)
 
     def follow(self, seconds: float, ended: threading.Event) -> None:
-        """Look where the alias is, until the event is set; the next version is loaded while this one answers."""
+        """Look up the alias until the event is set; the next version is loaded while the current one answers."""
         while not ended.wait(seconds):
             self.look()
 
     def look(self) -> None:
-        """Look where the alias is, and serve that version; tell of trouble once, and of its end."""
+        """Look up the alias, and serve its version; log each problem once, and its end."""
         trouble = self._find()
         if trouble is not None and trouble != self.trouble:
-            log.warning("%s. %s is served on", trouble, self.model.name)
+            log.warning("%s. %s is still served", trouble, self.model.name)
         elif trouble is None and self.trouble is not None:
-            log.warning("%s can be looked up again", self._address)
+            log.warning("%s can be looked up again", self.address)
         self.trouble = trouble
 
     def _find(self) -> str | None:
-        """Load the version that the alias is at, if it is another one; return why that cannot be."""
+        """Load the alias' version if it has changed; return why that fails, None if it does not."""
         try:
-            version = trained_models.find_version(self._address)
-            if version is None:
-                from tasks.tracking.models import find_version
+            from tasks.tracking.models import find_version
 
-                version = find_version(self._address)
+            version = find_version(self.address)
         except Exception as error:  # Whatever a registry raises, the next look may find it well.
-            return f"{self._address} cannot be looked up ({error})"
+            return f"{self.address} cannot be looked up ({error})"
         name = f"{version.name}/{version.version}"
         if name == self.model.name:
             self._failed = None
@@ -151,7 +156,7 @@ class Served:
             model = raw_model.load(f"models:/{name}")
             warm(model)
         except Exception as error:  # Whatever is wrong with the new one, the old one answers.
-            why = f"{name} is {self._address} now, and cannot be served ({type(error).__name__}: {error})"
+            why = f"{name} is {self.address} now, but cannot be served ({type(error).__name__}: {error})"
             self._failed = (name, why, time.monotonic() + RETRY_SECONDS)
             return why
         before, self.model, self._failed = self.model.name, model, None
@@ -160,13 +165,13 @@ class Served:
 
 
 def warm(model: RawModel) -> None:
-    """Let a model compute nothing of meaning, so that no request waits for what is done once."""
+    """Run a model on zeros, so that no request waits for tracing."""
     for count in WARM:
         model.outputs({name: np.zeros((count, *shape), dtype) for name, (shape, dtype) in model.takes.items()})
 
 
 def schema(model: RawModel) -> dict[str, Any]:
-    """Return what a model takes and gives, as the answer to a bad request has it."""
+    """Return a model's inputs and outputs, for /schema and for the answer to an invalid request."""
     takes = [{"name": name, "kind": kind} for name, kind in model.wanted.columns.items()]
     arrays = [{"name": name, "shape": [-1, *shape], "dtype": dtype} for name, (shape, dtype) in model.takes.items()]
     target = model.target
@@ -182,10 +187,10 @@ def schema(model: RawModel) -> dict[str, Any]:
 
 
 def read_request(model: RawModel, content_type: str, body: bytes) -> Arrays:
-    """Return the features that a request has, (n, *shape) each.
+    """Return the features of a request, each (n, *shape).
 
     Raises:
-        BadRequest: what it has is not what the model takes.
+        BadRequest: the content does not fit the model.
     """
     kind = content_type.partition(";")[0].strip().lower()
     try:
@@ -196,51 +201,49 @@ def read_request(model: RawModel, content_type: str, body: bytes) -> Arrays:
     except (ValueError, RecursionError, csv.Error) as error:
         raise BadRequest(f"the body cannot be read as {kind or 'application/json'} ({error})") from None
     if not isinstance(given, dict) or len(formats := [name for name in FORMATS if name in given]) != 1:
-        raise BadRequest(f"the body is to be a JSON object with one of {', '.join(FORMATS)}")
+        raise BadRequest(f"the body must be a JSON object with one of {', '.join(FORMATS)}")
     values = given[formats[0]]
     if formats[0] == "dataframe_split":
         values = _split(values)
     elif isinstance(values, list) and values and all(isinstance(row, dict) for row in values):
         values = _columns(values, model.wanted.columns or model.takes)
     elif formats[0] == "dataframe_records" and values != []:
-        raise BadRequest("dataframe_records is to be a list of objects")
+        raise BadRequest("dataframe_records must be a list of objects")
     return _encoded(model, values)
 
 
 def _split(values: Any) -> dict[str, list[Any]]:
     names, rows = (values.get("columns"), values.get("data")) if isinstance(values, dict) else (None, None)
     if not (isinstance(names, list) and isinstance(rows, list)):
-        raise BadRequest("dataframe_split is to have the lists `columns` and `data`")
+        raise BadRequest("dataframe_split must have the lists `columns` and `data`")
     for place, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != len(names):
-            raise BadRequest(f"row {place} has not {len(names)} values, as there are columns")
+            raise BadRequest(f"row {place} does not have {len(names)} values, one for each column")
     return {str(name): [row[place] for row in rows] for place, name in enumerate(names)}
 
 
 def _columns(rows: list[dict[str, Any]], wanted: Iterable[str]) -> dict[str, list[Any]]:
-    """Return the columns that a model takes: each row may name others, and a thousand rows a million."""
+    """Return only the columns that the model takes: a thousand rows may name a million others."""
     return {name: [row.get(name) for row in rows] for name in wanted if any(name in row for row in rows)}
 
 
 def _encoded(model: RawModel, values: Any) -> Arrays:
-    """Return the features of columns, of pixels or files of images, or of arrays as prepared."""
+    """Return features from columns, from pixels or image files, or from arrays as prepared."""
     try:
-        if not model.features:
+        if (encoder := model.encoder) is None:
             arrays = values if isinstance(values, dict) else {next(iter(model.takes)): values}
             given = {name: _array(arrays[name], dtype) for name, (_, dtype) in model.takes.items() if name in arrays}
             return as_taken(model.takes, given, model.name)
         if isinstance(values, dict):
             lengths = {len(column) if isinstance(column, list) else -1 for column in values.values()}
             if -1 in lengths or len(lengths) > 1:
-                raise BadRequest("the columns are to be lists of one length")
-            if absent := [name for name in model.wanted.columns if name not in values]:
-                raise BadRequest(f"these columns are missing: {', '.join(map(repr, absent))}")
+                raise BadRequest("the columns must be lists of the same length")
+            for name in (name for name, kind in model.wanted.columns.items() if kind != "image"):
+                for place, value in enumerate(values.get(name, ())):
+                    if isinstance(value, list | dict):
+                        raise BadRequest(f"column '{name}', row {place}: a list or an object is not a single value")
         elif not model.wanted.takes_files:
             raise BadRequest("the model takes columns by name")
-        encoder = model.input_encoder
-        if isinstance(values, list) and values and all(isinstance(one, str) for one in values):
-            # As columns: an array of texts gives each of them the longest one's room.
-            return {name: np.asarray(one) for name, one in encoder.encode({encoder.columns[0]: values}).items()}
         found = encoder.model_input(values)
     except (UserError, ValueError, TypeError) as error:
         raise BadRequest(str(error)) from None
@@ -249,16 +252,14 @@ def _encoded(model: RawModel, values: Any) -> Arrays:
 
 def _array(values: Any, dtype: str) -> npt.NDArray[Any]:
     array = np.asarray(values)
-    # JSON's numbers are float64, and [1, 2] is whole.
+    # JSON numbers become float64, and [1, 2] becomes int64.
     return array.astype(dtype) if dtype.startswith("float") and array.dtype.kind in "iuf" else array
 
 
 def application(served: Served, batches: RequestBatcher) -> Application:
     """Return the ASGI application: /ping, /health, /version, /schema, /invocations."""
-    import asyncio
-
     from starlette.applications import Starlette
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
@@ -276,19 +277,34 @@ def application(served: Served, batches: RequestBatcher) -> Application:
         headers = {"x-model": quote(model.name)}
         try:
             told, body = _answers_as(model, request.query_params), bytearray()
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BYTES:
-                    return JSONResponse({"message": f"a request has at most {MAX_BYTES:,} bytes"}, 413, headers)
+            async with asyncio.timeout(UPLOAD_SECONDS):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > MAX_BYTES:
+                        message = f"a request has at most {MAX_BYTES:,} bytes: send several with fewer rows each"
+                        return JSONResponse({"message": message}, 413, headers)
             read = functools.partial(read_request, model, request.headers.get("content-type", ""), bytes(body))
-            # Of a small one it takes less time than to hand it to a thread.
+            # Parsing a small request takes less time than passing it to a thread.
             features = read() if len(body) < SMALL else await asyncio.to_thread(read)
         except BadRequest as error:
             answer = {"error_code": "BAD_REQUEST", "message": str(error), "expected": schema(model)}
             return JSONResponse(answer, 400, headers)
-        outputs = await asyncio.wrap_future(batches.outputs(model, features))
-        answer = {"predictions": _predictions(told, outputs)}
-        return Response(json.dumps(answer), media_type="application/json", headers=headers)
+        except TimeoutError:
+            return JSONResponse({"message": f"the request was not complete after {UPLOAD_SECONDS:.0f} s"}, 408, headers)
+        except ClientDisconnect:
+            log.warning("a client disconnected after %d bytes of its request", len(body))
+            return Response(status_code=400)
+        if (count := _count(features)) > MAX_ROWS:
+            message = f"a request has at most {MAX_ROWS:,} rows, and this one has {count:,}: send several"
+            return JSONResponse({"message": message}, 413, headers)
+        parts = []
+        for at in range(0, max(1, count), MOST_AT_ONCE):
+            rows = {name: one[at : at + MOST_AT_ONCE] for name, one in features.items()}
+            outputs = await asyncio.wrap_future(batches.outputs(model, rows))
+            written = functools.partial(_as_json, told, outputs)
+            parts.append(written() if len(body) < SMALL else await asyncio.to_thread(written))
+        predictions = f'{{"predictions": [{", ".join(parts)}]}}'
+        return Response(predictions, media_type="application/json", headers=headers)
 
     return Starlette(
         routes=[
@@ -301,8 +317,13 @@ def application(served: Served, batches: RequestBatcher) -> Application:
     )
 
 
+def _as_json(told: Meaning | None, outputs: npt.NDArray[np.float32]) -> str:
+    """Return the answers for examples as JSON, without the brackets around them."""
+    return json.dumps(_predictions(told, outputs))[1:-1]
+
+
 def _predictions(told: Meaning | None, outputs: npt.NDArray[np.float32]) -> list[Any]:
-    """Return the answer for each example; None where the model gives NaN or infinity, which JSON does not have."""
+    """Return the answer for each example; None for NaN and infinity, which JSON cannot represent."""
     finite = np.asarray(np.isfinite(outputs).all(axis=1)).tolist()
     if told is None:
         rows: list[Any] = outputs.tolist()
@@ -313,48 +334,88 @@ def _predictions(told: Meaning | None, outputs: npt.NDArray[np.float32]) -> list
 
 
 def _answers_as(model: RawModel, wanted: Mapping[str, str]) -> Meaning | None:
-    """Return how a request wants its outputs: as the most probable classes, or, with None, as plain numbers."""
+    """Return how to answer a request: as the most probable classes, or, with None, as plain numbers."""
     top_k = wanted.get("top_k")
     if top_k is None:
         return None
     if re.fullmatch(r"[1-9][0-9]{0,5}", top_k) is None:
-        raise BadRequest(f"top_k = '{top_k[:20]}': give how many classes the answer names, 1 or more")
+        raise BadRequest(f"top_k = '{top_k[:20]}': set the number of classes in the answer, 1 or more")
     return meaning(model.target, int(top_k), "probabilities" in wanted)
 
 
-def serve(request: ServingRequest, answers: IO[str]) -> None:
-    """Serve until this process is to end; requests that came before are answered.
+class Connection(H11Protocol):
+    """A connection, which ends if its client does not complete the head of a request in ``UPLOAD_SECONDS``. uvicorn
+    itself waits forever for the first request, and for the rest of a head."""
+
+    deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._wait()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        super().connection_lost(exc)
+        if self.deadline is not None:
+            self.deadline.cancel()
+
+    def _wait(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+        self.deadline = self.loop.call_later(UPLOAD_SECONDS, self._end)
+
+    def _end(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+
+
+def make_server(asked: Application) -> uvicorn.Server:
+    """Return the HTTP server of an application."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            asked, http=Connection, access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=30
+        )
+    )
+
+
+def serve(model: str | None, port: int, poll_seconds: float, tell: Callable[[dict[str, Any]], object]) -> None:
+    """Serve until this process is asked to end, and answer the requests received before.
 
     Args:
-        request: what is served.
-        answers: gets a line of JSON when the server answers.
+        model: see ``raw_model.load``.
+        port: the port on 127.0.0.1; 0 is any free port.
+        poll_seconds: the interval between two look-ups of the alias.
+        tell: called with the model's name and the port when the server answers.
 
     Raises:
-        UserError: no such model, or the port is taken.
+        UserError: the model does not exist, or the port is in use.
     """
     import socket
 
-    import uvicorn
-
     warnings.simplefilter("error", Image.DecompressionBombWarning)
-    served, ended = Served(request.model), threading.Event()
-    # Not `create_server`, whose sockets have no protocol: asyncio then lets small answers wait 40 ms for the client's
-    # acknowledgement (Nagle's algorithm).
+    served, ended = Served(model), threading.Event()
+    # `create_server` makes sockets without a protocol, for which asyncio delays small answers by 40 ms (Nagle's
+    # algorithm waits for the client's acknowledgement).
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind(("127.0.0.1", request.port))
+        listening.bind(("127.0.0.1", port))
         listening.listen(128)
     except OSError as error:
         listening.close()
-        raise UserError(f"--port {request.port}: {error.strerror}. Give another one, or 0 for any") from None
+        raise UserError(f"--port {port}: {error.strerror}. Give another one, or 0 for any") from None
     port = listening.getsockname()[1]
     asked = guarded(application(served, RequestBatcher()), os.environ["STRATAGEM_KEY"])
-    config = uvicorn.Config(asked, access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=30)
-    if "@" in request.model:
-        threading.Thread(target=served.follow, args=(request.poll_seconds, ended), daemon=True).start()
-    server = uvicorn.Server(config)
-    print(Serving(port=port, model=served.model.name).model_dump_json(), file=answers, flush=True)
+    if served.address.startswith("models:") and "@" in served.address:
+        threading.Thread(target=served.follow, args=(poll_seconds, ended), daemon=True).start()
+    server = make_server(asked)
+    tell({"model": served.model.name, "port": port})
     with listening:
         server.run([listening])
     ended.set()

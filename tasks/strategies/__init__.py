@@ -1,4 +1,4 @@
-"""Strategies by kind: the file is the key, and its ``build`` makes a ``Strategy`` from its section of the settings."""
+"""Strategies by kind: each file is named after its kind, and its ``build`` makes a ``Strategy`` from the settings."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ from typing import Any
 
 from tasks import config
 from tasks.records import Placement, VariablePlacement
+from tasks.system import upstream
 
 
 def local_copies(variable: Any) -> tuple[tuple[str, ...], str, int]:
@@ -32,39 +33,39 @@ class Strategy:
 
     kind: str
     num_replicas: int
-    """Of all workers together."""
+    """Replicas of all workers together."""
     devices: tuple[str, ...]
-    """Names of the devices that hold a replica, as the backend spells them."""
+    """The backend's names of the devices that hold a replica."""
     scope: Callable[[], AbstractContextManager[Any]]
-    """Variables (model, optimizer, metrics) are made inside it."""
+    """Create variables (model, optimizer, metrics) inside it."""
     distribute: Callable[[Any], Any] = lambda dataset: dataset
-    """Takes a ``tf.data.Dataset`` whose elements are per-replica batches, in the replicas' order; returns one that
-    gives each replica its own."""
+    """Takes a ``tf.data.Dataset`` of per-replica batches in the replicas' order; returns a dataset that gives each
+    replica its own batch."""
     run: Callable[..., Any] = lambda step, args: step(*args)
     """``run(step, args)`` calls a step on every replica (``tf.distribute.Strategy.run``)."""
     local_replica: Callable[[], Any] = lambda: 0
-    """Inside a step: the number of the replica that runs it, among those of this worker."""
+    """Inside a step: the index of the replica that runs it among this worker's replicas."""
     local_results: Callable[[Any], Sequence[Any]] = lambda value: (value,)
-    """Takes what ``run`` returned; returns the value of each replica of this worker, in their order."""
+    """Takes the result of ``run``; returns the value of each replica of this worker, in order."""
     place_batch: Callable[[Any, int], Any] = lambda batch, size: batch
-    """On JAX: takes this worker's part of a batch, or all of it, arrays (n, ...), and how many examples the batch has;
-    puts it on the devices."""
+    """On JAX: takes this worker's part of a batch, or the whole batch, arrays (n, ...), and the number of examples of
+    the whole batch; places it on the devices."""
     replicate: Callable[[Any], Any] = lambda array: array
-    """On JAX: puts all of an array that each worker has on each device."""
+    """On JAX: takes an array that every worker has and copies it to each device."""
     lay_out: Callable[[Any], Any] = lambda batch: batch
-    """On JAX, inside a step: cuts a batch over the devices."""
+    """On JAX, inside a step: splits a batch over the devices."""
     all_reduce: Callable[[Any], Any] = lambda tensors: tensors
-    """Inside a step: the sum of a list of tensors over all replicas, on each of them."""
+    """Inside a step: sums a list of tensors over all replicas and gives each replica the sums."""
     locate: Callable[[Any], tuple[tuple[str, ...], str, int]] = local_copies
-    """Takes a Keras variable; returns its devices, its sharding, and the bytes of it on one device."""
+    """Takes a Keras variable; returns its devices, its sharding, and its bytes on one device."""
     sum_over_workers: Callable[[Any], Any] = _as_int64
-    """Gives every worker the sum over all of them of each number of an array int64, of any shape."""
+    """Takes an int64 array of any shape; returns the elementwise sum over all workers on every worker."""
     broadcast: Callable[[bytes], bytes] = lambda payload: payload
-    """Gives every worker the chief's bytes."""
+    """Returns the chief's bytes on every worker."""
     check_model: Callable[[Any], None] = lambda model: None
-    """Raises ``UserError`` when a built model does not fit the strategy."""
+    """Raises ``UserError`` if a built model does not fit the strategy."""
     collectives: str = "none"
-    """What sums the gradients."""
+    """The method that sums the gradients."""
     distributed: bool = False
     """Whether tf.distribute runs the steps."""
     coordinator: Any = None
@@ -73,10 +74,9 @@ class Strategy:
     worker: int = 0
     num_workers: int = 1
     is_one_program: bool = False
-    """Whether a variable is one array over all workers: what reads or changes it in a way that needs them, they do
-    together."""
+    """Whether each variable is one array over all workers, so that all workers must take part in operations on it."""
     share: tuple[int, int] | None = None
-    """Which part of a batch this worker reads, and of how many; None is a part for each worker."""
+    """The part of a batch that this worker reads, and the number of parts; None means one part per worker."""
 
     @property
     def is_chief(self) -> bool:
@@ -85,7 +85,7 @@ class Strategy:
 
     @property
     def on_cpus(self) -> bool:
-        """Whether the replicas are on CPUs."""
+        """Whether all replicas are on CPUs."""
         return all("cpu" in device.lower() for device in self.devices)
 
     @property
@@ -95,20 +95,22 @@ class Strategy:
 
     @property
     def reads(self) -> tuple[int, int, int]:
-        """What ``Batches`` takes: which part of a batch this worker reads, of how many, and what a batch must divide by
-        to be cut at all."""
+        """The arguments of ``Batches``: the part of a batch that this worker reads, the number of parts, and the number
+        that a batch size must be divisible by to be split at all."""
         part, num_parts = self.share or (self.worker, self.num_workers)
         return part, num_parts, self.num_replicas if self.is_one_program else 1
 
     def describe(self) -> str:
-        """Return one line: the kind, the replicas and the devices they really lie on."""
+        """Return one line: the kind, the replicas and their actual devices."""
         replicas = f"{self.num_replicas} replica{'s' * (self.num_replicas > 1)}"
         workers = f" in {self.num_workers} workers" if self.num_workers > 1 else ""
         return f"{self.kind}, {replicas}{workers} on {', '.join(self.devices)}"
 
     def placement_of(self, model: Any) -> Placement:
-        """Return where each variable of a built model and of its optimizer really lies."""
+        """Return the actual placement of each variable of a built model and its optimizer."""
         variables = []
+        of_layers = [model, *upstream.layers_of(model)]  # A layer's inner layers come after it.
+        kinds = {variable.path: type(layer).__name__ for layer in of_layers for variable in layer.weights}
         for variable in [*model.variables, *model.optimizer.variables]:
             devices, sharding, num_bytes = self.locate(variable)
             variables.append(
@@ -119,6 +121,7 @@ class Strategy:
                     devices=devices,
                     sharding=sharding,
                     bytes_per_device=num_bytes,
+                    layer=kinds.get(variable.path, ""),
                 )
             )
         return Placement(
@@ -133,16 +136,16 @@ class Strategy:
 
 
 def build(section: config.AnyStrategy) -> Strategy:
-    """Return the strategy of a section; it takes hold of the devices, once for the whole process.
+    """Return the strategy of a section; it claims the devices, once per process.
 
     Raises:
-        UserError: a device that the section names does not exist.
+        UserError: a device in the section does not exist.
     """
     return _build(section.kind, section.model_dump_json())
 
 
 def on_one_device() -> Strategy:
-    """Return the strategy of a process that computes on its first device, whatever it has been asked for before."""
+    """Return a strategy that computes on this process's first device, whatever strategy was built before."""
     return Strategy("one_device", 1, (), scope=nullcontext)
 
 

@@ -1,32 +1,18 @@
-"""What all strategies of copies on TensorFlow share: each replica has all variables, and all do each step together."""
+"""Common code of TensorFlow's synchronous strategies: each replica has all variables; all run each step together."""
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tasks.strategies import Strategy
-from tasks.system import upstream
-
-
-def of_copies(make: Callable[[Any], Any]) -> Callable[[Any], Strategy]:
-    """Return the ``build`` of a strategy, of what makes its ``tf.distribute.Strategy`` from its section."""
-
-    @functools.wraps(make)
-    def build(section: Any) -> Strategy:
-        copies = make(section)
-        return strategy(section.kind, copies, collectives=upstream.reduction_of(copies))
-
-    return build
 
 
 def strategy(kind: str, copies: Any, **more: Any) -> Strategy:
-    """Return the strategy of a ``tf.distribute.Strategy`` whose replicas do each step together."""
+    """Return the strategy of a ``tf.distribute.Strategy`` whose replicas run each step together."""
     local = tuple(copies.extended.worker_devices)
 
     def distribute(dataset: Any) -> Any:
-        # The pieces are cut for the replicas already: rebatching a dataset without a batch op would unbatch it first.
+        # The batches are already split for the replicas: rebatching a dataset without a batch op would unbatch it.
         return copies.distribute_datasets_from_function(lambda context: dataset)
 
     values = {

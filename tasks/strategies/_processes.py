@@ -1,5 +1,5 @@
-"""Several processes that are one program on JAX: how they meet, what they tell each other, and which part of a batch
-each of them reads."""
+"""Several processes that run one program on JAX: how they connect and communicate, and which part of a batch each
+process reads."""
 
 import json
 import os
@@ -14,21 +14,23 @@ from tasks.system import upstream
 from tasks.system.errors import UserError
 
 WAIT_SECONDS = 86_400
-"""How long is waited for the other members, which someone else may have yet to start."""
+"""How long a process waits for the other members, which someone else may still have to start."""
 LATER_SECONDS = 10
-"""How much later than this project's own time-out JAX ends all processes for one that is silent: it does not say which
-one that was."""
+"""How long after this project's own time-out JAX ends all processes because of a silent one: JAX does not report
+which process was silent."""
+
+PART_BYTES = 2**26
 
 
 def join(section: config.OnJax) -> tuple[int, int]:
-    """Become one of the processes of the cluster that TF_CONFIG describes; return its number, and how many there are.
+    """Join the cluster that TF_CONFIG describes; return this process's number and the number of processes.
 
-    Where ``section.workers`` is 1 nothing is done. Otherwise JAX must not have used a device yet. The first process has
-    JAX' coordinator, at its own address alone where that is this machine's 127.0.0.1, else on all interfaces. It asks
-    for no password.
+    With ``section.workers`` 1 this does nothing. Otherwise JAX must not have used a device yet. The first process runs
+    JAX's coordinator, which listens only on 127.0.0.1 if that is its address, else on all interfaces, without a
+    password.
 
     Raises:
-        UserError: there is no TF_CONFIG, or the processes have not as many devices each.
+        UserError: TF_CONFIG is not set, or the processes differ in their number of devices.
     """
     if section.workers == 1:
         return 0, 1
@@ -43,7 +45,7 @@ def join(section: config.OnJax) -> tuple[int, int]:
     addresses = [values["cluster"][job][index] for job, index in jobs]
     number = jobs.index((values["task"]["type"], values["task"]["index"]))
     if not jax.distributed.is_initialized():
-        # Two sums over processes that are under way at once would have to begin in the same order on each of them.
+        # Concurrent sums over processes would have to start in the same order on each process.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.config.update("jax_enable_preemption_service", False)  # It would take SIGTERM, which is ours.
@@ -59,14 +61,14 @@ def join(section: config.OnJax) -> tuple[int, int]:
             heartbeat_timeout_seconds=int(section.heartbeat_timeout_seconds) + LATER_SECONDS,
         )
         check_devices(section.gpus_per_worker)
-        # Gloo gives processes 30 s to find each other for a first sum, any time for another one of the same devices.
-        # Here they have just met; later the chief may restore a checkpoint, or tell a slow server of the run.
+        # Gloo gives processes 30 s to connect for their first sum, and any time for later sums of the same devices.
+        # At this point all are ready; later the chief may be busy with a checkpoint or a slow tracking server.
         sum_over_workers([0])
     return number, len(addresses)
 
 
 def check_devices(wanted: int | None) -> None:
-    """Raise ``UserError`` unless each process has as many devices as the others, and as it wants."""
+    """Raise ``UserError`` unless all processes have the same number of devices, and the wanted number."""
     counts = [0] * jax.process_count()
     for device in jax.devices():
         counts[device.process_index] += 1
@@ -78,7 +80,7 @@ def check_devices(wanted: int | None) -> None:
 
 
 def sum_over_workers(values: Any) -> Any:
-    """Return the sum over all processes of each number of an array int64."""
+    """Return the elementwise sum of an int64 array over all processes."""
     own = np.asarray(values, np.int64)
     # As bytes: without train.dtype_policy=float64 JAX has no integers of 64 bits.
     every = np.asarray(multihost_utils.process_allgather(np.frombuffer(own.tobytes(), np.uint8)))
@@ -86,23 +88,25 @@ def sum_over_workers(values: Any) -> Any:
 
 
 def broadcast(payload: bytes) -> bytes:
-    """Return the first process's bytes, on each of them."""
+    """Return the first process's bytes on every process."""
     first = jax.process_index() == 0
     num_bytes = int(sum_over_workers([len(payload) if first else 0])[0])
     own = np.frombuffer(payload, np.uint8) if first else np.zeros(num_bytes, np.uint8)
-    return np.asarray(multihost_utils.broadcast_one_to_all(own)).astype(np.uint8).tobytes()
+    # In parts, because each device holds one: a model that several devices share may be larger than a device's memory.
+    parts = (own[start : start + PART_BYTES] for start in range(0, num_bytes, PART_BYTES))
+    return b"".join(np.asarray(multihost_utils.broadcast_one_to_all(part)).astype(np.uint8).tobytes() for part in parts)
 
 
 def share_of_batch(mesh: jax.sharding.Mesh, axis: str, process: int) -> tuple[int, int]:
-    """Return which part of a batch a process reads, and of how many: the examples that its devices have.
+    """Return the part of a batch that a process reads, and the number of parts: the examples of its devices.
 
-    A mesh may lay the same examples on several processes; where a process would need examples that do not follow each
-    other it reads all of them.
+    A mesh may place the same examples on several processes. A process that needs non-contiguous examples reads the
+    whole batch.
 
     Args:
-        mesh: of all devices.
-        axis: cuts a batch.
-        process: its number.
+        mesh: the mesh of all devices.
+        axis: the axis that splits a batch.
+        process: the process's number.
     """
     rows = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0).reshape(mesh.shape[axis], -1)
     own = [place for place, row in enumerate(rows) if any(device.process_index == process for device in row)]
@@ -113,7 +117,7 @@ def share_of_batch(mesh: jax.sharding.Mesh, axis: str, process: int) -> tuple[in
 
 
 def place(array: Any, sharding: Any, size: int, share: tuple[int, int]) -> Any:
-    """Return this process's part of an array of ``size`` examples, or all of it, as the array of all processes."""
+    """Return the global array of ``size`` examples from this process's part of it, or from the whole array."""
     part, num_parts = share
     first = 0 if len(array) == size else size * part // num_parts
 

@@ -1,5 +1,5 @@
-"""Synchronous copies on the devices of one process or of several (keras.distribution.DataParallel), and what both
-strategies on JAX share."""
+"""Synchronous copies on the devices of one or several processes (keras.distribution.DataParallel), and the code that
+both strategies on JAX share."""
 
 import math
 from typing import Any
@@ -13,13 +13,13 @@ from tasks.strategies import Strategy, _processes
 from tasks.system import upstream
 from tasks.system.errors import UserError
 
-# How XLA moves what it sums, by the type of device.
+# XLA's transport for sums, by device type.
 COLLECTIVES = {"cpu": "shared memory", "gpu": "NCCL", "tpu": "interconnect"}
 
 
 class EveryExample:
-    """Cuts a batch over the batch axis of the mesh, and gives each device all of a batch that does not divide: a short
-    last batch is computed as one device would, and every example counts once."""
+    """Splits a batch over the batch axis of the mesh. If the batch size is not divisible, each device gets the whole
+    batch: a short last batch is computed as on one device, and every example counts once."""
 
     def get_data_layout(self, data_shape: tuple[int, ...]) -> Any:
         distribution: Any = self
@@ -34,7 +34,7 @@ class _DataParallel(EveryExample, keras.distribution.DataParallel):
 
 
 def build(section: config.DataParallel) -> Strategy:
-    """Return the strategy of one replica on each of ``section.devices``, of every worker; it waits for all workers.
+    """Return the strategy with a replica on each of ``section.devices`` of every worker; it waits for all workers.
 
     Raises:
         UserError: Keras runs on TensorFlow, or a device does not exist.
@@ -50,10 +50,10 @@ def strategy(kind: str, distribution: Any, place: tuple[int, int], **more: Any) 
     """Return the strategy of a ``keras.distribution.Distribution``.
 
     Args:
-        kind: of the strategy.
-        distribution: over all devices.
-        place: the number of this process, and how many there are.
-        more: of the strategy.
+        kind: the strategy's kind.
+        distribution: the distribution over all devices.
+        place: the number of this process, and the number of processes.
+        more: further fields of the strategy.
     """
     devices = tuple(str(device) for device in distribution.device_mesh.devices.flat)
     mesh = distribution.device_mesh.backend_mesh
@@ -104,7 +104,7 @@ def strategy(kind: str, distribution: Any, place: tuple[int, int], **more: Any) 
 
 
 def require_jax(kind: str) -> None:
-    """Raise ``UserError`` unless Keras runs on JAX in this process; from then on it leaves TensorFlow alone."""
+    """Raise ``UserError`` unless Keras runs on JAX in this process; keep Keras from using TensorFlow from then on."""
     if keras.backend.backend() != "jax":
         raise UserError(
             f"strategy.kind = '{kind}': keras.distribution does nothing on the {keras.backend.backend()} backend, and "
@@ -119,11 +119,11 @@ def _collectives(devices: tuple[str, ...], num_workers: int) -> str:
 
 
 def find_devices(section: config.OnJax) -> list[str]:
-    """Return names of devices such as ``gpu:0``: as many as asked for, those that are named, or all there are. Of
-    several workers it is all devices of all of them.
+    """Return names of devices such as ``gpu:0``: the requested number, the requested names, or all devices; with
+    several workers, all devices of all workers.
 
     Raises:
-        UserError: JAX has fewer, or not those.
+        UserError: JAX has fewer devices, or does not have a requested one.
     """
     wanted = section.wanted_devices
     present: list[str] = keras.distribution.list_devices()
@@ -134,7 +134,8 @@ def find_devices(section: config.OnJax) -> list[str]:
         if wanted > len(present):
             raise UserError(
                 f"strategy.devices = {wanted}: JAX has {len(present)} here ({', '.join(present)}). Give "
-                f"strategy.devices={len(present)}, or null for all of them; CPU devices are made when a process starts"
+                f"strategy.devices={len(present)}, or null for all of them; CPU devices are created when a "
+                "process starts"
             )
         return present[:wanted]
     if wanted is None:
@@ -148,10 +149,10 @@ def find_devices(section: config.OnJax) -> list[str]:
 
 
 def locate(variable: Any) -> tuple[tuple[str, ...], str, int]:
-    """Return a Keras variable's devices, its sharding such as ``(None, model)``, and the bytes of it on one device."""
+    """Return a Keras variable's devices, its sharding such as ``(None, model)``, and its bytes on one device."""
     array = variable.value
-    # Not `addressable_shards`, which are this process's alone, and fail for what JAX 0.10 has just put on the one
-    # device of each process.
+    # Not `addressable_shards`: it has only this process's shards, and fails for an array that JAX 0.10 has just placed
+    # on the single device of each process.
     devices = tuple(f"{one.platform}:{one.id}" for one in array.sharding.devices_indices_map(array.shape))
     if len(devices) == 1:
         sharding = "whole"

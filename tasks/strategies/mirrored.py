@@ -1,21 +1,19 @@
 """Synchronous copies on the devices of one machine (tf.distribute.MirroredStrategy)."""
 
-from typing import Any
-
 import tensorflow as tf
 
 from tasks import config
-from tasks.strategies._copies import of_copies
+from tasks.strategies import Strategy, _copies
+from tasks.system import upstream
 from tasks.system.errors import UserError
 from tasks.system.machine import gpus_in_words
 
 
-@of_copies
-def build(section: config.Mirrored) -> Any:
-    """Return the strategy of the replicas on ``section.devices``: GPUs where there are any, logical CPUs otherwise.
+def build(section: config.Mirrored) -> Strategy:
+    """Return the strategy with replicas on ``section.devices``: on GPUs if the machine has any, else on logical CPUs.
 
     Raises:
-        UserError: devices that are not there, or NCCL without a GPU.
+        UserError: a device does not exist, or NCCL is chosen without a GPU.
     """
     gpus = tf.config.list_physical_devices("GPU")
     wanted = section.devices
@@ -34,11 +32,11 @@ def build(section: config.Mirrored) -> Any:
             f"Give strategy.devices={len(gpus)}, or null for all of them"
         )
     if gpus and wanted is not None:
-        # TensorFlow takes the memory of all that it sees, and numbers them anew from here on.
+        # TensorFlow allocates memory on all visible GPUs, and renumbers them from here on.
         tf.config.set_visible_devices(gpus[:wanted], "GPU")
     if not gpus and section.cross_device_ops == "nccl":
         raise UserError(
-            "strategy.cross_device_ops = 'nccl': NCCL sums between GPUs, and this machine has none. Give auto, "
+            "strategy.cross_device_ops = 'nccl': NCCL needs GPUs, and this machine has none. Set auto, "
             "hierarchical_copy or reduction_to_one_device"
         )
     if not gpus and wanted is not None:
@@ -46,7 +44,7 @@ def build(section: config.Mirrored) -> Any:
     names = [device.name for device in tf.config.list_logical_devices("GPU" if gpus else "CPU")]
     num_replicas = len(names[:wanted])
     if section.cross_device_ops == "hierarchical_copy" and num_replicas > 1 and num_replicas % 2:
-        # TensorFlow sums two halves of equal size: of three replicas it would leave one out, and say nothing.
+        # TensorFlow sums two halves of equal size: it would silently ignore one of three replicas.
         raise UserError(
             f"strategy.cross_device_ops = 'hierarchical_copy': it sums over an even number of replicas, and there are "
             f"{num_replicas}. Give auto or reduction_to_one_device, or strategy.devices={num_replicas - 1}"
@@ -57,11 +55,12 @@ def build(section: config.Mirrored) -> Any:
         "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
         "reduction_to_one_device": tf.distribute.ReductionToOneDevice,
     }[section.cross_device_ops]()
-    return tf.distribute.MirroredStrategy(names[:wanted], cross_device_ops=ops)
+    copies = tf.distribute.MirroredStrategy(names[:wanted], cross_device_ops=ops)
+    return _copies.strategy(section.kind, copies, collectives=upstream.reduction_of(copies))
 
 
 def _split_cpu(num_devices: int) -> None:
-    """Show the one CPU as several logical ones; TensorFlow allows it until it has first used a device."""
+    """Split the CPU into several logical devices; TensorFlow allows this only before it first uses a device."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     logical = [tf.config.LogicalDeviceConfiguration() for _ in range(num_devices)]
     try:
@@ -71,5 +70,5 @@ def _split_cpu(num_devices: int) -> None:
         if present < num_devices:
             raise UserError(
                 f"strategy.devices = {num_devices}: TensorFlow already runs here with {present} logical CPUs. "
-                "Train in a process of its own (`stratagem run` does)"
+                "Train in a separate process (`stratagem run` does)"
             ) from None

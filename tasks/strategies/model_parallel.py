@@ -1,4 +1,4 @@
-"""Variables in shards over a mesh of devices, by rules on their paths (keras.distribution.ModelParallel on JAX)."""
+"""Variables sharded over a mesh of devices by rules for their paths (keras.distribution.ModelParallel on JAX)."""
 
 import logging
 import math
@@ -20,7 +20,7 @@ class _ModelParallel(data_parallel.EveryExample, keras.distribution.ModelParalle
 
 
 class _PathRecorder(keras.distribution.DataParallel):
-    """Changes nothing, and notes for which layers' outputs Keras asks for a layout."""
+    """Records the layer outputs for which Keras asks for a layout; changes nothing."""
 
     def __init__(self, devices: list[str]) -> None:
         super().__init__(devices=devices)
@@ -31,10 +31,10 @@ class _PathRecorder(keras.distribution.DataParallel):
 
 
 def build(section: config.ModelParallel) -> Strategy:
-    """Return the strategy of a mesh; a rule of ``section.layout`` holds for a path or for the end of one.
+    """Return the strategy of a mesh; a rule of ``section.layout`` matches a path or the end of a path.
 
     Raises:
-        UserError: Keras runs on TensorFlow, or there are fewer devices than the mesh needs.
+        UserError: Keras runs on TensorFlow, or the mesh needs more devices than JAX has.
     """
     data_parallel.require_jax(section.kind)
     place = _processes.join(section)
@@ -43,8 +43,8 @@ def build(section: config.ModelParallel) -> Strategy:
         sizes = " * ".join(map(str, section.mesh_shape))
         raise UserError(
             f"strategy.mesh_shape = {section.mesh_shape} needs {sizes} = {product} devices, and JAX has {len(present)} "
-            f"here ({', '.join(present)}). Give a mesh of at most {len(present)}; CPU devices are made when a process "
-            "starts"
+            f"here ({', '.join(present)}). Give a mesh of at most {len(present)}; CPU devices are created when a "
+            "process starts"
         )
     devices = data_parallel.find_devices(section)
     mesh = keras.distribution.DeviceMesh(section.mesh_shape, section.axis_names, devices)
@@ -64,10 +64,10 @@ def build(section: config.ModelParallel) -> Strategy:
 
 
 def _check(section: config.ModelParallel, distribution: Any, model: Any) -> list[str]:
-    """Return a sentence for each rule that holds for nothing, where ``section.unmatched_rules`` lets it be.
+    """Return a warning for each rule without a match, if ``section.unmatched_rules`` is ``warn``.
 
     Raises:
-        UserError: a rule holds for nothing, or two for one path, or one does not fit the shape.
+        UserError: a rule matches nothing, two rules match one path, or a rule does not fit the shape.
     """
     listening = _PathRecorder([str(device) for device in distribution.device_mesh.devices.flat][:1])
     _trace(model, listening)
@@ -79,14 +79,14 @@ def _check(section: config.ModelParallel, distribution: Any, model: Any) -> list
     warnings = []
     for rule in section.layout:
         if not any(rule in rules for rules in used.values()):
-            nothing = f"strategy.layout: '{rule}' holds for no variable and for no layer's output. {everything}"
+            nothing = f"strategy.layout: '{rule}' matches no variable and no layer's output. {everything}"
             if section.unmatched_rules == "refuse":
-                raise UserError(f"{nothing}. Mend or remove the rule, or give strategy.unmatched_rules=warn")
+                raise UserError(f"{nothing}. Fix or remove the rule, or set strategy.unmatched_rules=warn")
             warnings.append(nothing)
     for path, rules in used.items():
         if len(rules) > 1:
             both = " and ".join(f"'{rule}'" for rule in rules)
-            raise UserError(f"strategy.layout: {both} both hold for {path}: keep one of them. {everything}")
+            raise UserError(f"strategy.layout: {both} both match {path}: keep one of them. {everything}")
         if rules and path in shapes:
             _check_shape(section, rules[0], path, shapes[path])
     try:
@@ -110,13 +110,13 @@ def _check_shape(section: config.ModelParallel, rule: str, path: str, shape: tup
     for dimension, axis in enumerate(axes):
         if axis is not None and shape[dimension] % sizes[axis]:
             raise UserError(
-                f"strategy.layout: '{rule}' cuts dimension {dimension} of {path}, of shape {shape}, over the "
-                f"{sizes[axis]} devices of the axis '{axis}': {shape[dimension]} does not divide by {sizes[axis]}"
+                f"strategy.layout: '{rule}' splits dimension {dimension} of {path}, of shape {shape}, over the "
+                f"{sizes[axis]} devices of the axis '{axis}': {shape[dimension]} is not divisible by {sizes[axis]}"
             )
 
 
 def _trace(model: Any, distribution: Any) -> None:
-    """Call a built model on the shape of a batch, as ``fit`` does, without computing anything."""
+    """Call a built model on the shape of a batch as ``fit`` does, without computing anything."""
     images = jax.ShapeDtypeStruct((distribution.num_model_replicas, *model.input_shape[1:]), model.input.dtype)
     states = [
         [jax.ShapeDtypeStruct(variable.shape, variable.dtype) for variable in variables]

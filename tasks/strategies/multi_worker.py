@@ -1,4 +1,4 @@
-"""Synchronous copies in several processes, on one machine or many (tf.distribute.MultiWorkerMirroredStrategy)."""
+"""Synchronous copies in several processes on one or several machines (tf.distribute.MultiWorkerMirroredStrategy)."""
 
 from typing import Any
 
@@ -11,16 +11,16 @@ from tasks.system import upstream
 
 
 def build(section: config.MultiWorker) -> Strategy:
-    """Return the strategy of the cluster that TF_CONFIG describes; it waits until every member of it is there.
+    """Return the strategy of the cluster that TF_CONFIG describes; it waits until all members have joined.
 
-    Each worker has a replica on each GPU that it sees, or one on its CPU. TensorFlow must not have used a device yet.
+    Each worker has a replica on each visible GPU, or one on its CPU. TensorFlow must not have used a device yet.
 
     Raises:
-        tf.errors.OpError: a member did not come.
+        tf.errors.OpError: a member did not join.
     """
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     cluster = resolver.cluster_spec().as_dict()
-    # A chief is a worker like the others, and the first of them.
+    # A chief is an ordinary worker, and the first one.
     tasks = [(job, index) for job in ("chief", "worker") for index in range(len(cluster.get(job, ())))]
     if tasks:
         upstream.set_heartbeat_timeout(tasks, section.heartbeat_timeout_seconds)
@@ -41,7 +41,7 @@ def build(section: config.MultiWorker) -> Strategy:
         return workers.experimental_local_results(summed)[0].numpy().reshape(values.shape)
 
     def broadcast(payload: bytes) -> bytes:
-        # Collectives know numbers only: the chief's, and zeros from all others, add up to the chief's.
+        # Collectives only sum numbers: the chief's bytes plus zeros from all other workers are the chief's bytes.
         num_bytes = int(sum_over_workers([len(payload) if worker == 0 else 0])[0])
         padded = payload.ljust(-(-num_bytes // 8) * 8, b"\0") if worker == 0 else bytes(-(-num_bytes // 8) * 8)
         received: bytes = sum_over_workers(np.frombuffer(padded, np.int64)).tobytes()
@@ -62,9 +62,9 @@ def build(section: config.MultiWorker) -> Strategy:
 
 
 def locate(variable: Any, tasks: list[tuple[str, int]]) -> tuple[tuple[str, ...], str, int]:
-    """Locate a Keras variable: where it lies in this process, and one that is mirrored in the same places of each task.
+    """Locate a Keras variable: on this process's devices, or, if it is mirrored, on the same devices of each task.
 
-    One that was made outside the scope is this process's own, whatever the others have.
+    A variable created outside the scope belongs to this process alone.
     """
     local, sharding, num_bytes = local_copies(variable)
     if not hasattr(variable.value, "values"):
@@ -74,12 +74,12 @@ def locate(variable: Any, tasks: list[tuple[str, int]]) -> tuple[tuple[str, ...]
 
 
 def _devices_of_all_tasks(tasks: list[tuple[str, int]], devices: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the devices of all tasks, each of which has those of this process; these alone without a cluster."""
+    """Return the devices of all tasks, each with the same devices as this process; without a cluster only its own."""
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     return tuple(spec.replace(job=job, task=i).to_string() for job, i in tasks for spec in specs) or devices
 
 
 def _collectives(section: config.MultiWorker, device_type: str) -> str:
-    """Return what sums the gradients; TensorFlow's own choice is NCCL between GPUs, and NCCL has no other devices."""
+    """Return the method that sums the gradients: TensorFlow chooses NCCL by default, which only works between GPUs."""
     nccl = device_type == "GPU" and section.communication != "ring"
     return f"CollectiveAllReduce, {'NCCL' if nccl else 'RING over gRPC'}"

@@ -18,9 +18,9 @@ def build(section: config.OneDevice) -> Strategy:
     if wanted == "gpu" and number >= len(gpus):
         raise UserError(
             f"strategy.device = '{section.device}': this machine has {gpus_in_words(gpus)} that TensorFlow can use. "
-            "Give strategy.device=cpu, or null for what there is"
+            "Give strategy.device=cpu, or null to choose automatically"
         )
-    # TensorFlow places on the first visible GPU, else on the CPU, so what is visible decides.
+    # TensorFlow uses the first visible GPU, else the CPU, so visibility selects the device.
     tf.config.set_visible_devices([gpus[number]] if wanted == "gpu" else [], "GPU")
     device = tf.config.list_logical_devices("GPU" if wanted == "gpu" else "CPU")[0].name
     return Strategy("one_device", 1, (device,), scope=nullcontext)

@@ -1,6 +1,6 @@
 """Synchronous copies on the cores of a TPU (tf.distribute.TPUStrategy).
 
-No machine of this project's tests has a TPU. What is tested is the refusal where there is none; the rest follows
+No test machine of this project has a TPU: the tests cover only the refusal without a TPU; the rest follows
 https://www.tensorflow.org/guide/tpu.
 """
 
@@ -13,10 +13,10 @@ from tasks.system.machine import find_tpu
 
 
 def build(section: config.Tpu) -> Strategy:
-    """Return the strategy of all cores of the TPU; it connects to it and initialises it, which clears its memory.
+    """Connect to the TPU, initialise it, which clears its memory, and return the strategy of all its cores.
 
     Raises:
-        UserError: TensorFlow cannot reach the TPU, or finds none there.
+        UserError: TensorFlow cannot reach the TPU, or finds none at the address.
     """
     name = find_tpu(section.tpu)
     try:
@@ -28,7 +28,7 @@ def build(section: config.Tpu) -> Strategy:
             "the package tensorflow lacks"
         ) from error
     if not tf.config.list_logical_devices("TPU"):
-        raise UserError(f"strategy.tpu = {section.tpu!r}: TensorFlow found no TPU at '{name}': give another")
+        raise UserError(f"strategy.tpu = {section.tpu!r}: TensorFlow found no TPU at '{name}': set another address")
     return _copies.strategy(
         section.kind, tf.distribute.TPUStrategy(resolver), collectives="CrossReplicaSum between the cores"
     )

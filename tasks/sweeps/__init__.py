@@ -1,6 +1,17 @@
-"""Sweeps: what may be tried (`space`), what Optuna suggests and keeps and which trials are given up (`study`, the only
-importer of Optuna), and whether a sweep goes on with an earlier one (`earlier`)."""
+"""Sweeps: the search space (`space`), and Optuna's suggestions, storage and pruning of trials, and resuming an earlier
+sweep (`study`)."""
 
-from tasks.sweeps.earlier import best_of, find_sweep, key_of, refuse_foreign_cluster, run_of, save_plan
 from tasks.sweeps.space import Space, load, spaces
-from tasks.sweeps.study import SAMPLER, Trials, importance, limits, next_batch, next_params
+from tasks.sweeps.study import (
+    SAMPLER,
+    Trials,
+    best_of,
+    find_sweep,
+    importance,
+    key_of,
+    limits,
+    next_batch,
+    next_params,
+    run_of,
+    save_plan,
+)  # fmt: skip

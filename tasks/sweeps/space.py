@@ -1,114 +1,123 @@
-"""The file that says what a sweep may try: SPACE.yaml."""
+"""Reads and checks the file of a search space, SPACE.yaml."""
 
-import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from tasks import config
 from tasks.records import PreparedDataset
+from tasks.strategies import engines
 from tasks.system.errors import UserError, cut, one_of, shown
 
 FOLDER = Path("recipes") / "sweeps"
-MAX_PARAMETERS = 30
-MAX_CHOICES = 1000
-MAX_CORNERS = 64
-"""Of more, only those are checked before anything starts in which one parameter is at an end."""
 NOT_SWEPT = {
     "dataset": "other data have other validation examples, so the values could not be compared",
     "strategy": "`stratagem compare` compares strategies",
-    "checkpoint": "its monitor is the sweep's metric, and the rest changes no result",
-    "evaluate": "a trial is judged by its validation examples",
-    "register": "it says what happens to the best model",
-    "tracking": "it changes no number",
+    "checkpoint": "its monitor is the sweep's metric, and the rest does not change the result",
+    "evaluate": "validation examples judge the trials",
+    "register": "it controls what happens to the best model",
+    "tracking": "it does not change the result",
     "input.validation": "with other validation examples the values could not be compared",
-    "train.seed": "it chooses the validation examples, so the values could not be compared; and a lucky seed is no "
+    "train.seed": "it chooses the validation examples, so the values could not be compared; and a lucky seed is not a "
     "better setting",
 }
 OF_THE_LOSS = ("train.loss", "train.label_smoothing", "train.class_weights")
 
 
 class Part(BaseModel):
-    """A part of the file, which knows its keys and refuses all others."""
+    """A part of the file, which refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
 
+def _number(value: Any) -> Any:
+    """Check a number. YAML reads 1e-4, without a dot, as a text."""
+    value = float(value) if isinstance(value, str) else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError("it must be a finite number")
+    return value
+
+
+Number = Annotated[Any, AfterValidator(_number)]
+
+
 class Range(Part):
-    """Whole numbers where ``low``, ``high`` and ``step`` are; else any."""
+    """Integers if ``low``, ``high`` and ``step`` are integers; else floats."""
 
-    low: int | float
-    high: int | float
+    low: Number
+    high: Number
     log: bool = False
-    step: int | float | None = None
+    step: Number | None = None
 
-    @property
-    def whole(self) -> bool:
-        return isinstance(self.low, int) and isinstance(self.high, int) and isinstance(self.step, int | None)
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        distribution(self)  # Optuna refuses impossible ranges.
+        return self
 
-    def problem(self) -> str | None:
-        """Return what is wrong with it, None where nothing is."""
-        if self.low == self.high:
-            return f"low and high are both {self.low}, so there is nothing to choose: give it under `set:`"
-        if self.low > self.high:
-            return f"low = {self.low} is more than high = {self.high}: the range is empty. Exchange them"
-        if self.log and self.low <= 0:
-            return f"log: true needs a low above 0, and low = {self.low}: give a small number, or log: false"
-        if self.log and self.step is not None:
-            return "log: true and step exclude each other: leave one out, or list the values"
-        if self.step is not None and not 0 < self.step <= self.high - self.low:
-            return f"step = {self.step} must be above 0 and no more than high - low = {self.high - self.low:g}"
-        return None
+    @model_serializer(mode="wrap")
+    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if key in self.model_fields_set}
+
+
+Choices = Annotated[list[Any], Field(min_length=2)]
+Parameter = Annotated[
+    Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")],
+    Discriminator(lambda given: "choices" if isinstance(given, list) else "range"),
+]
 
 
 class Halving(Part):
-    """When a trial is given up: see ``study.limits``."""
+    """When a trial is pruned: see ``study.limits``."""
 
     min_epochs: Annotated[int, Field(ge=1)] = 1
-    """After which the first trials are judged; then after ``factor`` times so many, and so on."""
+    """The epoch of the first comparison between trials; each further one is after ``factor`` times as many epochs."""
     factor: Annotated[int, Field(ge=2)] = 3
-    """The best 1/factor of the trials go on."""
+    """The best 1/factor of the trials continue."""
     min_trials: Annotated[int, Field(ge=1)] = 4
-    """So many trials must have come so far before any is judged there."""
+    """The number of trials that must have reached an epoch before any trial is pruned there."""
 
 
 class SpaceFile(Part):
     """SPACE.yaml."""
 
-    space: Annotated[dict[str, Any], Field(min_length=1, max_length=MAX_PARAMETERS)]
+    space: Annotated[dict[str, Parameter], Field(min_length=1)]
     """A range or a list of choices by settings key, in the spelling of ``--set``."""
     recipe: str | None = None
-    """What the settings are that are not swept; without it params.yaml."""
+    """The source of the settings that are not swept; by default params.yaml."""
     set: dict[str, Any] = {}
-    """Single settings laid over it, for all trials."""
+    """Settings that override it in all trials."""
     metric: str | None = None
-    """validation/NAME; without it checkpoint.monitor."""
+    """validation/NAME; by default checkpoint.monitor."""
     direction: Literal["lower", "higher"] | None = None
-    """Which values are better; needed only for a metric of the user's own."""
+    """Which values are better; only needed for a user-defined metric."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Of the suggestions; ``train.seed`` is that of the trainings."""
+    """The seed of the suggestions; ``train.seed`` is the seed of the trainings."""
     pruner: Halving | None = Halving()
-    """Null trains each trial to its end."""
-
-
-Parameter = Range | tuple[Any, ...]
+    """Null trains every trial to its end."""
 
 
 class Space:
-    """A space whose file was read and checked: settings of its corners are accepted."""
+    """A search space, read from its file."""
 
-    def __init__(
-        self,
-        path: Path,
-        file: SpaceFile,
-        parameters: Mapping[str, Parameter],
-        prepared: PreparedDataset | None = None,
-    ) -> None:
-        self.path, self.file, self.parameters, self._prepared = path, file, parameters, prepared
+    def __init__(self, path: Path, file: SpaceFile, prepared: PreparedDataset | None = None) -> None:
+        self.path, self.file, self.parameters, self._prepared = path, file, file.space, prepared
         self.fixed = config.flat(file.set)
         self.name = path.stem
         self.metric = file.metric or self._load(next(self.corners())).checkpoint.monitor
@@ -117,13 +126,13 @@ class Space:
         """Return the settings of a trial.
 
         Raises:
-            UserError: they contradict each other.
+            UserError: the settings contradict each other.
         """
         return self._load({**params, "checkpoint.monitor": self.metric})
 
     def final_settings(self, params: Mapping[str, Any], epochs: int) -> dict[str, Any]:
-        """Return what the training on all examples has over the recipe: a trial's settings, without a validation split
-        and what needs one, for as many epochs as the trial's model took."""
+        """Return the settings over the recipe for the training on all examples: those of a trial, without a validation
+        split and the settings that need one, for the number of epochs of the trial's model."""
         settings = self.settings(params)
         values = {**self.fixed, **params, "input.validation": None, "train.epochs": epochs}
         values["checkpoint.monitor"] = self.metric.replace("validation/", "train/")
@@ -131,7 +140,7 @@ class Space:
         if stopping is not None and stopping.monitor.startswith("validation/"):
             values = {key: value for key, value in values.items() if not key.startswith("train.early_stopping")}
             values["train.early_stopping"] = None
-        if settings.evaluate.checkpoint != "latest":  # The best by the training examples is none to go by.
+        if settings.evaluate.checkpoint != "latest":  # Training examples do not show which checkpoint is best.
             values["evaluate.checkpoint"] = "latest"
         return values
 
@@ -142,21 +151,29 @@ class Space:
             raise UserError(f"{self.path}: {error}") from None
 
     def check(self) -> None:
-        """Refuse a metric that is none to go by, and corners whose settings are refused.
+        """Refuse an unsuitable metric, and corners with invalid settings.
 
         Raises:
             UserError: names the key.
         """
         first = next(self.corners())
         base = self._load(first)
+        # Members that another program has started wait for a single training.
+        if engines.is_foreign(base.strategy.cluster):
+            raise UserError(
+                f"{self.path}: a sweep starts its processes itself, but another program started this cluster: give "
+                "`set: {strategy.launcher: local}`"
+            )
         if base.input.validation is None:
             raise UserError(
-                f"{self.path}: input.validation is null, and a trial is judged by validation examples. Give "
+                f"{self.path}: input.validation is null, but validation examples judge the trials. Give "
                 "`set: {input.validation: 0.1}`"
             )
         if not self.metric.startswith("validation/"):
             why = (
-                "the gate judges by the test split" if self.metric.startswith("test/") else "it must be a validation's"
+                "the gate judges by the test split"
+                if self.metric.startswith("test/")
+                else "it must be a metric of the validation examples"
             )
             raise UserError(
                 f"{self.path}: metric = '{cut(self.metric)}': {why}. Give one such as validation/loss or "
@@ -172,20 +189,16 @@ class Space:
         given = self.file.pruner is not None and "pruner" in self.file.model_fields_set
         if given and base.strategy.cluster is not None:
             raise UserError(
-                f"{self.path}: pruner: not under strategy.kind={base.strategy.kind}, whose workers cannot end a "
-                "training together for it: give `pruner: null`"
+                f"{self.path}: the workers of strategy.kind={base.strategy.kind} cannot end a training early "
+                "together, so trials cannot be pruned: give `pruner: null`"
             )
         for corner in self.corners():
             self.settings(corner)
 
     def corners(self) -> Iterator[dict[str, Any]]:
-        """Yield the parameters at the ends of the ranges, and each choice: together, or, where these are too many, one
-        after another."""
-        ends = {key: _ends(one) for key, one in self.parameters.items()}
+        """Yield the first values of all parameters, then each further end of a range and each further choice."""
+        ends = {key: (one.low, one.high) if isinstance(one, Range) else one for key, one in self.parameters.items()}
         first = {key: values[0] for key, values in ends.items()}
-        if math.prod(map(len, ends.values())) <= MAX_CORNERS:
-            yield from (dict(zip(ends, values, strict=True)) for values in itertools.product(*ends.values()))
-            return
         yield first
         yield from ({**first, key: value} for key, values in ends.items() for value in values[1:])
 
@@ -196,12 +209,8 @@ class Space:
 
     @property
     def pruner(self) -> Halving | None:
-        """What gives trials up; nothing where several processes train together, see ``check``."""
+        """The pruner; None if several processes train together, see ``check``."""
         return self.file.pruner if self.example.strategy.cluster is None else None
-
-
-def _ends(parameter: Parameter) -> Sequence[Any]:
-    return (parameter.low, parameter.high) if isinstance(parameter, Range) else parameter
 
 
 def spaces(root: Path) -> dict[str, Path]:
@@ -210,119 +219,72 @@ def spaces(root: Path) -> dict[str, Path]:
 
 
 def load(name: str, prepared: PreparedDataset | None = None) -> Space:
-    """Return a space, checked as far as that is possible before anything starts.
+    """Read a space and check it as far as possible before anything starts.
 
     Args:
-        name: one of ``recipes/sweeps/``, or a path.
-        prepared: the data, by which settings that nobody gives are chosen.
+        name: the name of a file in ``recipes/sweeps/``, or a path.
+        prepared: the data, which determine the defaults of some settings.
 
     Raises:
-        UserError: there is none; or names the first thing that is wrong with it, what is allowed and what to do.
+        UserError: the space does not exist; or names its first fault, the allowed values and what to do.
     """
-    path = _find(name)
+    known_spaces = spaces(config.project_root())
+    if name not in known_spaces and not (name.endswith((".yaml", ".yml")) and os.path.isfile(name)):
+        raise UserError(f"{one_of('space', name, known_spaces)}, or the path of a YAML file")
+    path = known_spaces.get(name) or Path(name)
     values = config.read_yaml(path)
     try:
         config.refuse_secrets(values)  # First: a message about what else is wrong would show the value.
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    known = SpaceFile.model_fields
-    for key in values:
-        if key not in known:
-            raise UserError(
-                f"{path}: {one_of('key', key, known)}. What is swept stands under `space:`, what is the same for all "
-                "under `set:`"
-            )
     try:
         file = SpaceFile.model_validate(values)
     except ValidationError as error:
         raise UserError(f"{path}: {_explain(error)}") from None
-    space = Space(path, file, {key: _parameter(path, key, value) for key, value in file.space.items()}, prepared)
+    space = Space(path, file, prepared)
     for key in space.parameters:
         _refuse_key(path, key, file)
     space.check()
     return space
 
 
-def _find(name: str) -> Path:
-    known = spaces(config.project_root())
-    if name in known:
-        return known[name]
-    path = Path(name)
-    try:
-        if path.suffix in (".yaml", ".yml") and path.is_file():
-            return path
-    except (OSError, ValueError):  # Too long for a name, or with a character that no name has.
-        pass
-    raise UserError(f"{one_of('space', name, known)}, or the path of a YAML file")
-
-
 def _explain(error: ValidationError) -> str:
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "missing":
-        return (
-            f"{key} is missing: give the settings to sweep, such as "
-            "`space: {schedule.learning_rate: {low: 1.0e-4, high: 0.1, log: true}}`"
-        )
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    loc = [str(part) for part in first["loc"] if part not in ("range", "choices")]
+    key, told = ".".join(loc), first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden" and len(loc) == 1:
+        known = one_of("key", key, SpaceFile.model_fields)
+        return f"{known}. Swept settings belong under `space:`, settings that all trials share under `set:`"
     if first["type"] == "extra_forbidden":
-        return one_of("key", key, [f"{first['loc'][0]}.{name}" for name in Halving.model_fields])
-    return f"{key} = {shown(first['input'])}: {first['msg'][:1].lower()}{first['msg'][1:]}"
-
-
-def _parameter(path: Path, key: str, value: Any) -> Parameter:
-    """Return what a parameter may be.
-
-    Raises:
-        UserError: it is neither a range nor choices, or there is nothing to choose.
-    """
-    where = f"{path}: space.{key}"
-    if isinstance(value, list):
-        texts = [json.dumps(one, sort_keys=True) for one in value]
-        if len(texts) < 2 or len(texts) > MAX_CHOICES:
-            raise UserError(
-                f"{where} = {shown(value)}: a list of choices has 2 to {MAX_CHOICES:,}. One value for all trials "
-                "stands under `set:`"
-            )
-        if len(set(texts)) < len(texts):
-            raise UserError(f"{where} = {shown(value)}: a choice is there twice. Leave it out once")
-        return tuple(value)
-    if not isinstance(value, Mapping):
-        raise UserError(
-            f"{where} = {shown(value)}: give a range such as {{low: 0.001, high: 0.1, log: true}}, or a list of "
-            "choices. One value for all trials stands under `set:`"
+        model = Halving if loc[0] == "pruner" else Range
+        return one_of("key", key, [".".join([*loc[:-1], name]) for name in model.model_fields])
+    told = f"{key} = {shown(first['input'])}: {told[:1].lower()}{told[1:]}"
+    if loc[0] == "space":
+        told += (
+            ". Give each setting a range, such as {low: 1.0e-4, high: 0.1, log: true}, or a list of choices; a setting "
+            "with one value for all trials belongs under `set:`"
         )
-    if wrong := next((name for name in value if name not in Range.model_fields), None):
-        raise UserError(f"{path}: {one_of(f'key of space.{key}', wrong, Range.model_fields)}")
-    numbers = {name: _number(one) if name != "log" else one for name, one in value.items()}
-    try:
-        found = Range.model_validate(numbers)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = first["loc"][0]
-        allowed = "neither true nor false" if name == "log" else "not a finite number"
-        what = "is missing" if first["type"] == "missing" else f"= {shown(value.get(name))} is {allowed}"
-        raise UserError(f"{where}: {name} {what}. Write {{low: 0.001, high: 0.1, log: true}}") from None
-    if problem := found.problem():
-        raise UserError(f"{where}: {problem}")
-    return found
+    return told
 
 
-def _number(value: Any) -> Any:
-    """Return the number of a text such as 1e-4, which YAML takes for one."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
+def distribution(parameter: Parameter) -> BaseDistribution:
+    """Return Optuna's distribution for a parameter; choices are encoded as JSON, because they may be lists."""
+    if not isinstance(parameter, Range):
+        return CategoricalDistribution([json.dumps(one, sort_keys=True) for one in parameter])
+    low, high, step = parameter.low, parameter.high, parameter.step
+    if all(isinstance(number, int) for number in (low, high, step or 1)):
+        return IntDistribution(int(low), int(high), log=parameter.log, step=int(step or 1))
+    return FloatDistribution(float(low), float(high), log=parameter.log, step=None if step is None else float(step))
 
 
 def _refuse_key(path: Path, key: str, file: SpaceFile) -> None:
-    """Refuse a key that is none, is given twice, or may not be swept.
+    """Refuse a key that is unknown, given twice, or may not be swept.
 
     Raises:
-        UserError: says why.
+        UserError: gives the reason.
     """
     marks = config.marks_of(config.Settings)
-    known = key in marks or key.startswith("model.options.")
+    known = key in marks or f"{key.partition('.options.')[0]}.options" in marks
     for name, why in NOT_SWEPT.items():
         if key == name or (key.startswith(f"{name}.") and known):
             raise UserError(f"{path}: space.{key} cannot be swept: {why}. Leave it out, or give one value under `set:`")
@@ -331,8 +293,9 @@ def _refuse_key(path: Path, key: str, file: SpaceFile) -> None:
         raise UserError(f"{path}: {one_of('key', key, swept)}, and model.options.NAME")
     if key in marks and marks[key].what != "result":
         raise UserError(
-            f"{path}: space.{key} cannot be swept: it changes no result. Leave it out, or give one value under `set:`"
+            f"{path}: space.{key} cannot be swept: it does not change the result. Leave it out, or give one value "
+            "under `set:`"
         )
     for other in config.flat(file.set):
         if other == key or key.startswith(f"{other}.") or other.startswith(f"{key}."):
-            raise UserError(f"{path}: {key} is swept, and {other} is set for all trials: leave one of them out")
+            raise UserError(f"{path}: {key} is swept, but {other} has one value for all trials: remove one of them")

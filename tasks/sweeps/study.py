@@ -1,52 +1,52 @@
-"""What Optuna suggests, where a sweep's trials are kept, which of them are given up, and which parameters mattered.
+"""Optuna's suggestions, the storage of a sweep's trials, pruning, the importance of parameters, and resuming sweeps.
 
-A suggestion is a function of the space, the seed, the trial's number and the trials before it: each trial has a sampler
-of its own, whose seed is drawn from both numbers. One sampler for all would be in another state after a restart, and a
-sweep that was killed would have other trials than one that was not.
+A suggestion is a function of the space, the seed, the trial's number and the earlier trials: each trial has its own
+sampler with a seed derived from both numbers. A shared sampler would have another state after a restart, so a killed
+sweep would have other trials than an uninterrupted one.
 
-The trials are in a database as Optuna makes it, ``optuna.db`` in the sweep's folder. SQLite and not Optuna's journal: a
-process that is killed while it appends to the journal leaves half a line, after which Optuna 5.0.0 cannot add another
-one. SQLite writes a change whole or not at all. Only the process that holds the sweep's lock writes; others, such as
-Optuna's dashboard, may read.
+The trials are in an Optuna database, ``optuna.db`` in the sweep's folder, on SQLite instead of Optuna's journal: a
+process that is killed while it appends to the journal leaves an incomplete line, after which Optuna 5.0.0 cannot append
+again. SQLite's writes are atomic. Only the process that holds the sweep's lock writes; others, such as Optuna's
+dashboard, may read.
 
-Trials are given up by successive halving (ASHA; Li et al., 2020) with the brackets of Hyperband (Li et al., 2018).
-Optuna's own pruners ask their study in the middle of a training, so their decisions depend on what other trainings have
-reported by then, and differ after a kill. Here the limits of a trial follow from the trials before it, and are known
-before it begins: the training ends itself, at an epoch's end, in whatever process it runs.
+Trials are pruned by successive halving (ASHA; Li et al., 2020) with the brackets of Hyperband (Li et al., 2018).
+Optuna's own pruners query their study during a training, so their decisions depend on the progress of other trainings,
+and differ after a kill. Here, the limits of a trial follow from earlier trials and are known before it begins: the
+training ends at the end of an epoch, in any process.
 """
 
 import contextlib
-import functools
 import hashlib
 import json
-import os
-import sqlite3
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution
 from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy.pool import QueuePool
 
-from tasks.records import Limits, Trial
-from tasks.sweeps.space import Halving, Parameter, Range, Space
-from tasks.system.errors import UserError, one_line
+from tasks import config, records
+from tasks.records import Limits, PreparedDataset, Run, SweepPlan, Trial
+from tasks.runs import entries, lineage, outcome, resume
+from tasks.sweeps.space import Halving, Parameter, Range, Space, distribution
+from tasks.system.errors import UserError, one_line, shown
 
 FILE = "optuna.db"
 STUDY = "sweep"
+PLAN = "records/plan.json"
 REST = "trial"
-"""The attribute that has what Optuna has no place for."""
+"""The user attribute with the fields that Optuna does not have."""
 SAMPLER = f"TPE of Optuna {version('optuna')}"
 RANDOM_TRIALS = 10
-"""Trials that TPE draws at random before it has seen enough."""
-LEAST_FOR_IMPORTANCE = 4
+"""The number of random trials before TPE's suggestions."""
+LEAST_FOR_IMPORTANCE = 10
+"""The minimum number of complete trials: with fewer, importances are noise."""
 State: TypeAlias = Literal["running", "complete", "pruned", "failed"]
 STATES: dict[State, TrialState] = {
     "running": TrialState.RUNNING,
@@ -59,15 +59,15 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 def next_batch(known: Sequence[Trial], number: int, parallel: int) -> range | None:
-    """Return the trials that are to be trained next, side by side; None where there are as many as wanted.
+    """Return the trials to train next in parallel; None if all trials exist.
 
-    Batches begin at multiples of ``parallel``, also where there were fewer trials to do before: a sweep that goes on
-    has the trials of one that was to have as many from the beginning.
+    Batches always begin at multiples of ``parallel``: a sweep that is extended has the same trials as one that had the
+    larger number from the beginning.
 
     Args:
         known: the trials so far.
-        number: how many there are to be.
-        parallel: how many train side by side.
+        number: the total number of trials.
+        parallel: the number of parallel trainings.
     """
     waiting = next((one.number for one in known if one.state == "running"), None)
     if waiting is None and len(known) >= number:
@@ -79,14 +79,14 @@ def next_batch(known: Sequence[Trial], number: int, parallel: int) -> range | No
 def next_params(space: Space, known: Sequence[Trial], first: int, lower_is_better: bool) -> dict[str, Any]:
     """Return the parameters of the next trial, in the spelling of ``--set``.
 
-    A trial that is still running counts as a bad one, so that trials side by side are not all the same (the constant
-    liar). So does each trial of the next trial's own batch, whether it has ended by now or not.
+    A running trial counts as a bad one, so that parallel trials differ (constant liar). So does each trial in the batch
+    of the next trial, even if it has ended.
 
     Args:
-        space: its parameters and its seed are read.
+        space: uses its parameters and its seed.
         known: the trials so far.
         first: the first trial of the batch.
-        lower_is_better: of the trials' values.
+        lower_is_better: whether lower values are better.
     """
     seen = [
         one if one.number < first else Trial(number=one.number, state="running", params=one.params) for one in known
@@ -100,7 +100,7 @@ def next_params(space: Space, known: Sequence[Trial], first: int, lower_is_bette
 
 
 def rungs(pruner: Halving, epochs: int) -> list[int]:
-    """Return after how many epochs trials are held against each other: ``min_epochs``, and ``factor`` times that."""
+    """Return the epochs at which trials are compared: ``min_epochs``, and ``factor`` times as many each time."""
     found, epoch = [], pruner.min_epochs
     while epoch < epochs:
         found.append(epoch)
@@ -111,16 +111,16 @@ def rungs(pruner: Halving, epochs: int) -> list[int]:
 def limits(
     pruner: Halving | None, number: int, epochs: int, earlier: Sequence[Sequence[float]], metric: str, lower: bool
 ) -> Limits:
-    """Return what a trial must reach.
+    """Return the limits that a trial must reach.
 
     Args:
         pruner: None prunes nothing.
-        number: of the trial. Its bracket says at which rung it is judged first: trial 0 at the first, trial 1 at the
-            second, and so on, again from the first after the last: some slow beginners get their time.
-        epochs: that it is to train.
-        earlier: the metric after each epoch of the trials before it.
-        metric: its name.
-        lower: whether less of it is better.
+        number: the trial's number. It determines the first rung of its bracket: trial 0 starts at the first rung, trial
+            1 at the second, and so on in turn, so that some trials with a slow start continue.
+        epochs: the epochs of its training.
+        earlier: the metric after each epoch of the earlier trials.
+        metric: the name of the metric.
+        lower: whether lower is better.
     """
     found = {}
     judged_at = rungs(pruner, epochs) if pruner is not None else []
@@ -132,20 +132,20 @@ def limits(
 
 
 class Trials:
-    """The trials of a sweep, each of which is written when it begins and when it has ended."""
+    """The trials of a sweep; each is saved when it begins and when it has ended."""
 
     def __init__(self, folder: Path, parameters: Mapping[str, Parameter], lower_is_better: bool) -> None:
         """
         Raises:
-            UserError: the database is damaged, or another Optuna's.
+            UserError: the database is damaged, or has another version of Optuna.
         """
         self._parameters = parameters
-        path = folder / FILE
-        if not path.exists():
-            _make(path, lower_is_better)
-        try:
-            self._storage = _open(path)
-            self._study = optuna.load_study(storage=self._storage, study_name=STUDY)
+        path, direction = folder / FILE, _direction(lower_is_better)
+        try:  # A process that is killed in the middle leaves a database that the next one completes.
+            self._storage = RDBStorage(f"sqlite:///{path}")
+            self._study = optuna.create_study(
+                storage=self._storage, study_name=STUDY, direction=direction, load_if_exists=True
+            )
         except Exception as error:  # SQLAlchemy's, sqlite3's, Optuna's own, KeyError.
             raise UserError(f"{path} cannot be read ({one_line(error)[:200]}): give --fresh for a new sweep") from None
 
@@ -156,7 +156,7 @@ class Trials:
         self._storage.engine.dispose()
 
     def all(self) -> list[Trial]:
-        """Return the trials so far, by their numbers."""
+        """Return the trials so far, in the order of their numbers."""
         return [self._trial(one) for one in self._study.get_trials(deepcopy=False)]
 
     def begin(self, params: Mapping[str, Any]) -> Trial:
@@ -166,7 +166,7 @@ class Trials:
         return trial
 
     def end(self, trial: Trial) -> None:
-        """Write how a trial ended. What is not whole when the process dies is written again, by the same values."""
+        """Save the outcome of a trial. If the process dies in between, the next one writes the same values again."""
         study_id = self._storage.get_study_id_from_name(STUDY)
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
         for epoch, value in enumerate(trial.values, start=1):
@@ -190,8 +190,8 @@ class Trials:
 
 
 def importance(parameters: Mapping[str, Parameter], trials: Sequence[Trial], lower_is_better: bool) -> dict[str, float]:
-    """Return what part of the differences between the values of whole trials each parameter explains, the largest
-    first (fANOVA; Hutter et al., 2014); nothing where there are too few, or all have one value."""
+    """Return the share of the variance between complete trials that each parameter explains, largest first (fANOVA;
+    Hutter et al., 2014); empty if they are too few, or all have the same value."""
     whole = [one for one in trials if one.state == "complete" and one.same_as is None and one.value is not None]
     if len(whole) < LEAST_FOR_IMPORTANCE or len({one.value for one in whole}) < 2:
         return {}
@@ -199,25 +199,6 @@ def importance(parameters: Mapping[str, Parameter], trials: Sequence[Trial], low
         study = _study(parameters, whole, lower_is_better, None)
         found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
     return {name: float(share) for name, share in found.items()}
-
-
-def _make(path: Path, lower_is_better: bool) -> None:
-    """Make the database under another name, and rename it: a process that is killed meanwhile leaves none."""
-    aside = path.with_name(f".{path.name}")
-    with contextlib.suppress(FileNotFoundError):
-        aside.unlink()  # Of a process that was killed.
-    storage = _open(aside)
-    try:
-        optuna.create_study(storage=storage, study_name=STUDY, direction=_direction(lower_is_better))
-    finally:
-        storage.engine.dispose()
-    os.replace(aside, path)
-
-
-def _open(path: Path) -> RDBStorage:
-    """Open a database by its path: in the text of an address `?`, `%` and `{` would mean something else."""
-    connect = functools.partial(sqlite3.connect, path, check_same_thread=False)
-    return RDBStorage("sqlite://", {"creator": connect, "poolclass": QueuePool})
 
 
 def _study(
@@ -229,7 +210,7 @@ def _study(
 
 
 def _frozen(parameters: Mapping[str, Parameter], trial: Trial) -> FrozenTrial:
-    """Return a trial as Optuna has it."""
+    """Return a trial as an Optuna trial."""
     return create_trial(
         state=STATES[trial.state],
         value=trial.value if trial.state in ("complete", "pruned") else None,
@@ -248,17 +229,7 @@ def _decode(parameters: Mapping[str, Parameter], params: Mapping[str, Any]) -> d
 
 
 def _distributions(parameters: Mapping[str, Parameter]) -> dict[str, BaseDistribution]:
-    """Return the parameters as Optuna has them; a choice is its JSON, because it may be a list."""
-    return {key: _distribution(one) for key, one in parameters.items()}
-
-
-def _distribution(parameter: Parameter) -> BaseDistribution:
-    if not isinstance(parameter, Range):
-        return CategoricalDistribution([json.dumps(one, sort_keys=True) for one in parameter])
-    low, high, step = parameter.low, parameter.high, parameter.step
-    if parameter.whole:
-        return IntDistribution(int(low), int(high), log=parameter.log, step=int(step or 1))
-    return FloatDistribution(float(low), float(high), log=parameter.log, step=None if step is None else float(step))
+    return {key: distribution(one) for key, one in parameters.items()}
 
 
 def _direction(lower_is_better: bool) -> Literal["minimize", "maximize"]:
@@ -267,7 +238,72 @@ def _direction(lower_is_better: bool) -> Literal["minimize", "maximize"]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence that an argument is called experimental: the lock has one version, and a test its suggestions."""
+    """Silence Optuna's warning about experimental arguments: its version is locked, and a test checks suggestions."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         yield
+
+
+def save_plan(run: Run, plan: SweepPlan) -> None:
+    """Save the plan that identifies a sweep."""
+    records.save(plan, config.project_root() / run.folder / PLAN)
+
+
+def find_sweep(plan: SweepPlan, settings: config.Settings, prepared: PreparedDataset) -> Run | None:
+    """Return the newest sweep with a space's name if its plan is the same, None if no sweep can be continued.
+
+    Args:
+        plan: the plan of the new sweep.
+        settings: the settings of the trials, without the swept ones.
+        prepared: their data.
+
+    Raises:
+        UserError: the sweep is unfinished and its plan differs; names the differences.
+    """
+    root = config.project_root()
+    for run in entries.find_runs("sweeps"):
+        before = records.load_or_none(SweepPlan, root / run.folder / PLAN)
+        if before is None or before.name != plan.name:  # None: killed before it had one, or damaged.
+            continue
+        then, now = map(_searched, (before, plan))
+        other = [
+            f"{key} was {shown(then.get(key))} and is {shown(now.get(key))}"
+            for key in dict.fromkeys([*then, *now])
+            if then.get(key) != now.get(key)
+        ]
+        other += resume.other_result(run, settings, lineage.collect(settings, prepared.data_version))
+        if not other:
+            return run
+        if outcome.status(run).status == "FINISHED":
+            return None
+        raise UserError(
+            f"sweep {run.run_id} of {plan.name} is unfinished, and this command differs from it: "
+            f"{resume.first_few(other)}. Give the same values to continue it, or --fresh to start a new one"
+        )
+    return None
+
+
+def key_of(space: Space) -> str:
+    """Return the lock key of a space's name: only one command may work on a sweep of that name."""
+    return f"sweep-{hashlib.sha256(space.name.encode()).hexdigest()[:16]}"
+
+
+def best_of(trials: Iterable[Trial], lower_is_better: bool) -> Trial | None:
+    """Return the best complete trial; if several are equally good, the first."""
+    whole = [one for one in trials if one.state == "complete" and one.value is not None]
+    sign = 1 if lower_is_better else -1
+    return min(whole, key=lambda one: (sign * (one.value or 0.0), one.number), default=None)
+
+
+def run_of(parent: Run, settings: config.Settings) -> Run | None:
+    """Return the run of a trial that began earlier. Its settings are the same, except those that affect no result, such
+    as tracking."""
+    wanted = settings.digest()
+    return next((run for run in entries.children(parent.run_id) if run.lineage.settings_digest == wanted), None)
+
+
+def _searched(plan: SweepPlan) -> dict[str, Any]:
+    """Return a plan's values that define the search, by key; the settings of its trials define the rest."""
+    found = {f"space.{key}": one for key, one in plan.space["space"].items()}
+    found |= {key: plan.space[key] for key in ("direction", "seed", "pruner")}
+    return found | plan.model_dump(include={"metric", "parallel", "sampler"})

@@ -1,12 +1,13 @@
-"""A server of ours answers whoever gives its key and calls it by its own name, and no page of the web.
+"""Our servers answer requests that have the key and use this machine's name, but no web page of another server.
 
-Every user of a machine reaches its loopback address, and so does each page in a browser on it. A page reaches it under
-a name of its own, whose address its owner changes once the page is there (DNS rebinding), and it can let the browser
-send requests, to which that adds a password that it was given before (CSRF).
+Every user of a machine can reach its loopback address, and so can each page in a browser on it. A page can use its own
+name, whose address its owner changes once the page is loaded (DNS rebinding), and it can make the browser send
+requests, to which the browser adds a password that it knows (CSRF).
 """
 
 import base64
 import hmac
+import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -19,18 +20,19 @@ POLICY = (
     b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
     b"connect-src 'self' data: blob: ws://127.0.0.1:* ws://localhost:*"
 )
-"""What a page of ours may load and ask: its own server. Prefect's own asks https://sr-client-cfg.amplitude.com whenever
-it is opened, also with PREFECT_SERVER_ANALYTICS_ENABLED=false (3.8.8)."""
+"""What our pages may load and contact: their own server. Prefect's page contacts https://sr-client-cfg.amplitude.com
+whenever it is opened, even with PREFECT_SERVER_ANALYTICS_ENABLED=false (3.8.8)."""
 NAMES = ("127.0.0.1", "localhost")
-"""Of a server that listens on 127.0.0.1; nobody's name server says what these are."""
+"""Names of a server that listens on 127.0.0.1; no name server resolves them."""
+OWN_HOST = re.compile(rf"({'|'.join(map(re.escape, NAMES))})(:\d{{1,5}})?", re.ASCII | re.IGNORECASE)
 
 
 def guarded(inner: Application, key: str) -> Application:
-    """Return an ASGI application that answers 401 to requests without a key, which both programs and browsers give by
-    Basic authentication, and refuses what ``from_here`` refuses.
+    """Return an ASGI application that answers 401 to requests without a key, which programs and browsers send by Basic
+    authentication, and refuses what ``from_here`` refuses.
 
-    A browser keeps what it was given for this address and port alone. A cookie would go to whatever other port of
-    127.0.0.1 it opens, such as another user's server.
+    A browser sends the key only to this address and port. It would send a cookie to any other port of 127.0.0.1, such
+    as another user's server.
 
     Args:
         inner: the application.
@@ -43,15 +45,17 @@ def guarded(inner: Application, key: str) -> Application:
         if scope["type"] not in ("http", "websocket") or hmac.compare_digest(given, basic):
             await inner(scope, receive, send)
         else:
-            await _refuse(scope, send, 401, "who asks gives a key", (b"www-authenticate", b'Basic realm="stratagem"'))
+            await _refuse(
+                scope, send, 401, "this server needs a key", (b"www-authenticate", b'Basic realm="stratagem"')
+            )
 
     return from_here(application)
 
 
 def from_here(inner: Application) -> Application:
-    """Return an ASGI application that answers 403 to requests to another name than those of this machine, and to those
-    that a browser makes for a page of another server, also one on another port of this machine. Its own pages ask no
-    other server."""
+    """Return an ASGI application that answers 403 to requests to other names than those of this machine, and to those
+    that a browser sends for a page of another server, even one on another port of this machine. Its own pages contact
+    no other server."""
 
     async def application(scope: Message, receive: Any, send: Any) -> None:
         async def send_with_policy(message: Message) -> None:
@@ -68,22 +72,22 @@ def from_here(inner: Application) -> Application:
 
 
 def _foreign(scope: Message) -> str | None:
-    """Return why a request is none of this machine's own, None where it is one."""
+    """Return why a request does not come from this machine's own pages or programs, or None."""
     found = [name for name, _ in scope["headers"] if name in (b"host", b"origin")]
     headers = dict(scope["headers"])
     host = headers.get(b"host", b"").decode("latin-1")
-    if len(set(found)) < len(found) or host.partition(":")[0].lower() not in NAMES:
-        return "this server is called 127.0.0.1"
-    # The port is the one that was asked, which is another one behind `ssh -L`.
+    if len(set(found)) < len(found) or not OWN_HOST.fullmatch(host):
+        return "this server's name is 127.0.0.1"
+    # The port of the request, which is another one behind `ssh -L`.
     own = f"http://{host}".encode("latin-1").lower()
     if headers.get(b"origin", own).lower() != own or _is_elsewhere(scope, headers):
-        return "this server is asked by its own pages alone"
+        return "this server answers only its own pages"
     return None
 
 
 def _is_elsewhere(scope: Message, headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a browser says that a page of another server asks: it sends no Origin with a picture, a script or
-    a frame. A link that somebody follows is no such request."""
+    """Return whether a browser sends the request for a page of another server: it sends no Origin with a picture, a
+    script or a frame. Following a link is allowed."""
     if headers.get(b"sec-fetch-site") not in (b"same-site", b"cross-site"):
         return False
     link = (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")) == (b"navigate", b"document")

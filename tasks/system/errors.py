@@ -3,8 +3,9 @@
 import os
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from typing import NoReturn
 
 from tasks.system.network import without_secrets
 
@@ -33,6 +34,10 @@ class DownloadError(StratagemError):
     """A download broke off; another try may succeed."""
 
 
+class ProcessDied(StratagemError):
+    """A process that ran a stage died, for example for lack of memory; another try may succeed."""
+
+
 class Interrupted(StratagemError):
     """Ctrl-C (130) or SIGTERM (143) ended the work."""
 
@@ -52,6 +57,11 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, as the signal handlers raise it: what stops a stage on Ctrl-C stops it then too."""
 
     exit_code = 143
+
+
+def terminate(number: int, frame: object) -> NoReturn:
+    """Handle a signal by raising ``Terminated``."""
+    raise Terminated
 
 
 # Those that travel between processes; any other one travels as the first of these that it is.
@@ -89,19 +99,25 @@ def cut(text: str, length: int = 200) -> str:
     return text if len(text) <= length else f"{text[:half]}...{text[-half:]}"
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, what caused it, what caused that."""
+def causes(error: BaseException) -> list[BaseException]:
+    """Return an error, what caused it, what caused that."""
+    found: list[BaseException] = []
     cause: BaseException | None = error
-    seen: list[int] = []
-    while cause is not None and id(cause) not in seen:
-        yield cause
-        seen.append(id(cause))
+    while cause is not None and not any(cause is one for one in found):
+        found.append(cause)
         cause = cause.__cause__ or cause.__context__
+    return found
 
 
 def one_line(error: BaseException) -> str:
     """Return an error's type and message as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def last_line(error: BaseException) -> str:
+    """Return an error's type and the last line of its message, where TensorFlow and Keras put the cause."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {cut(lines[-1].strip(), 300)}"
 
 
 def listed(texts: Sequence[str], most: int = 20) -> str:
@@ -126,5 +142,5 @@ def one_of(what: str, value: object, allowed: Iterable[str], see: str | None = N
     names = sorted(allowed)
     given = cut(str(value))
     near = get_close_matches(given, names, n=1, cutoff=0.6)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    return f"unknown {what} '{given}': {hint}" + (see or f"Allowed: {', '.join(names)}")
+    hint = f": did you mean '{near[0]}'? " if near else ": " if see else ". "
+    return f"unknown {what} '{given}'{hint}" + (see or f"Allowed: {', '.join(names)}")

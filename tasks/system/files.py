@@ -5,8 +5,10 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import pwd
+import resource
 import shutil
 import stat
 import struct
@@ -21,12 +23,13 @@ from typing import IO, Any
 
 from tasks.system.errors import StratagemError, UserError, causes
 
-DISK_FULL_NUMBERS = (errno.ENOSPC, errno.EDQUOT)
-# As SQLite says it, and TensorFlow.
-DISK_FULL_TEXTS = ("database or disk is full", "No space left on device")
-# SQLite's words where it cannot make its journal: for want of an inode, if none is left.
-NO_FILE_TEXT = "unable to open database file"
-FEW_INODES = 16
+DISK_FULL_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# As SQLite says it, and TensorFlow and HDF5.
+DISK_FULL_TEXTS = {
+    "database or disk is full": errno.ENOSPC,
+    "No space left on device": errno.ENOSPC,
+    "File too large": errno.EFBIG,
+}
 # What is raised where an archive or an array is read of which a byte is another one: zipfile and NumPy pass on whatever
 # they stumble over.
 DAMAGED_FILE = (
@@ -38,10 +41,10 @@ MARK = ".stratagem"
 
 
 def full_disk_error(place: Path | str, number: int = errno.ENOSPC) -> StratagemError:
-    """Return the one message for a full disk, by the number of its error: also one of a full quota."""
-    return StratagemError(
-        f"{place} cannot be written ({os.strerror(number)}). Make room, and give the same command again"
-    )
+    """Return the one message for a full disk, by the number of its error: also one of a full quota, or of a limit on
+    the size of files."""
+    to_do = "Raise the file-size limit (ulimit -f)" if number == errno.EFBIG else "Make room"
+    return StratagemError(f"{place} cannot be written ({os.strerror(number)}). {to_do}, and run the same command again")
 
 
 def find_full_disk(error: BaseException, place: Path | str) -> StratagemError | None:
@@ -54,8 +57,12 @@ def find_full_disk(error: BaseException, place: Path | str) -> StratagemError | 
         if isinstance(cause, OSError) and cause.errno in DISK_FULL_NUMBERS:
             return full_disk_error(cause.filename or place, cause.errno)
         said = str(cause)
-        if any(words in said for words in DISK_FULL_TEXTS) or (NO_FILE_TEXT in said and out_of_inodes()):
-            return full_disk_error(place)
+        for words, number in DISK_FULL_TEXTS.items():
+            if words in said:
+                return full_disk_error(place, number)
+        # SQLite says no more than this at the limit.
+        if "disk I/O error" in said and resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+            return full_disk_error(place, errno.EFBIG)
     return None
 
 
@@ -81,7 +88,7 @@ def no_access(path: Path) -> UserError:
         return UserError(f"{path} cannot be read or written (Permission denied): change the mode of {at}")
     return UserError(
         f"{path} cannot be read or written (Permission denied): {at} belongs to {_user(owner)}, and this is "
-        f"{_user(os.geteuid())}. Give the command as {_user(owner)}, or work in a clone of your own"
+        f"{_user(os.geteuid())}. Run the command as {_user(owner)}, or work in your own clone"
     )
 
 
@@ -91,11 +98,15 @@ def refuse_no_access(path: Path) -> None:
     Raises:
         UserError: it may not.
     """
-    with contextlib.suppress(FileNotFoundError):
-        mode = path.lstat().st_mode  # Also refused where a folder above may not be entered, where `exists` says no.
-        wanted = os.R_OK | os.W_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)
-        if not os.access(path, wanted, effective_ids=os.access in os.supports_effective_ids):
-            raise no_access(path)
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except PermissionError:  # A folder above may not be entered.
+        raise no_access(path) from None
+    wanted = os.R_OK | os.W_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)
+    if not os.access(path, wanted, effective_ids=os.access in os.supports_effective_ids):
+        raise no_access(path)
 
 
 def _user(number: int) -> str:
@@ -103,12 +114,6 @@ def _user(number: int) -> str:
         return f"the user {pwd.getpwuid(number).pw_name}"
     except KeyError:  # A container's users need no name.
         return f"user {number}"
-
-
-def out_of_inodes() -> bool:
-    """Return whether the file system of the current folder, the project's or one in it, can hold next to no file."""
-    disk = os.statvfs(".")
-    return disk.f_files > 0 and disk.f_favail < FEW_INODES
 
 
 def unwritable(place: Path | str, error: OSError) -> StratagemError:
@@ -159,13 +164,14 @@ def is_inside(path: Path, root: Path) -> bool:
 @contextlib.contextmanager
 def replacing(path: Path, suffix: str = "") -> Iterator[Path]:
     """Give a temporary name beside a file's, to write to; when the block ends, flush that file and rename it: a reader
-    sees all of it or what was there before. It goes if the block fails.
+    sees all of it or what was there before. It goes if the block fails. After a kill, what is left is hidden and has
+    `.partial` in its name, as all half-written files of ours.
 
     Args:
         suffix: what the temporary name ends with.
     """
     # Not tempfile's: it gives 0600 also where a team shares the folder; who may read is the process' umask.
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{suffix}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial{suffix}")
     try:
         yield temporary
         with temporary.open("rb+") as file:
@@ -175,20 +181,23 @@ def replacing(path: Path, suffix: str = "") -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def damaged_json(paths: Iterable[Path]) -> Path | None:
+    """Return the first of these files that is not JSON, None if all are."""
+    for path in paths:
+        try:
+            json.loads(path.read_bytes())
+        except ValueError:
+            return path
+    return None
+
+
 def num_bytes(folder: Path) -> int:
     """Return the bytes of the files in a folder and below it; 0 where there is none. Symlinks are not followed."""
     total = 0
-    try:
-        if folder.is_symlink():
-            return 0
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    total += num_bytes(Path(entry.path))
-                else:
-                    total += entry.stat(follow_symlinks=False).st_size
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # Removed meanwhile, or another user's.
-        pass
+    for place, _, names in os.walk(folder) if not folder.is_symlink() else ():
+        for name in names:
+            with contextlib.suppress(OSError):  # Removed meanwhile, or another user's.
+                total += os.lstat(os.path.join(place, name)).st_size
     return total
 
 
@@ -196,13 +205,9 @@ def read_text(path: Path, most: int = -1) -> str:
     """Return the text of a file in UTF-8, or its first ``most`` bytes.
 
     Raises:
-        OSError: it is missing, may not be read, or is not a file: a pipe lets its reader wait for ever, and a device
-            may have no end.
+        OSError: it is missing, or may not be read.
         UnicodeDecodeError: it is not UTF-8.
     """
-    mode = path.stat().st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise OSError("it is a pipe, a socket or a device, and no file")
     with path.open("rb") as file:
         return file.read(most).decode()
 
@@ -221,20 +226,29 @@ def digest(path: Path, algorithm: str = "sha256") -> str:
 
 @contextlib.contextmanager
 def scratch(folder: Path, prefix: str) -> Iterator[Path]:
-    """Make a folder for what is half-written, and remove it when the block ends. A killed process leaves it behind."""
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as name:
-        (Path(name) / MARK).touch()
+    """Make a folder for what is half-written, hold its lock, and remove it when the block ends. A killed process leaves
+    it behind, and its lock is free."""
+    with (
+        tempfile.TemporaryDirectory(prefix=prefix, suffix=".partial", dir=folder) as name,
+        (Path(name) / MARK).open("w") as mark,
+    ):
+        fcntl.flock(mark, fcntl.LOCK_EX)
         yield Path(name)
 
 
 def remove_scratch(paths: Iterable[Path], root: Path) -> list[Path]:
-    """Remove the scratch folders among these, which killed processes left; return them. Others of their name stay."""
-    removed = []
-    for path in paths:
-        if is_inside(path, root) and (path / MARK).is_file():
-            shutil.rmtree(path, ignore_errors=True)  # Another process may be doing the same.
-            removed.append(path)
+    """Remove the scratch folders among these whose process was killed; return them."""
+    removed = [path for path in paths if is_left(path, root)]
+    for path in removed:
+        shutil.rmtree(path, ignore_errors=True)  # Another process may be doing the same.
     return removed
+
+
+def is_left(path: Path, root: Path) -> bool:
+    """Return whether a path in the project is a scratch folder whose process was killed."""
+    with contextlib.suppress(OSError):
+        return is_inside(path, root) and not is_locked(path / MARK)
+    return False
 
 
 def set_aside(path: Path, folder: Path, name: str | None = None) -> Path:

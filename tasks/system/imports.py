@@ -51,6 +51,13 @@ def import_quietly(*modules: str) -> None:
     set_who_logs()
 
 
+def devices_of_tensorflow() -> list[str]:
+    """Return the names of the devices that TensorFlow sees."""
+    import tensorflow as tf
+
+    return [device.name for device in tf.config.list_physical_devices()]
+
+
 def set_who_logs() -> None:
     """Let errors of all, and what the project itself tells, go to standard error, a line each."""
     from rich.console import Console

@@ -1,25 +1,22 @@
 """How a process ends: with the one that started it, however that dies, because its standard input closes then; and by a
 signal, from the process that started it, a service manager, or a terminal that closes. All signals mean the same.
+
+`python -m tasks.system.lifetime COMMAND...` is a guard: it runs a command, and ends it, with all that it started, when
+its standard input closes.
 """
 
 import contextlib
 import ctypes
 import fcntl
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from tasks.system import errors
-
-if TYPE_CHECKING:
-    import psutil
 
 # An interrupted stage ends at its next training step; nobody waits for a step that hangs.
 GRACE_SECONDS = 15.0
@@ -34,29 +31,6 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
-@contextlib.contextmanager
-def held_open() -> Iterator[int]:
-    """Give a child process a standard input that closes when the block ends or this process dies, however it does."""
-    reading, writing = os.pipe()
-    try:
-        yield reading
-    finally:
-        os.close(reading)
-        os.close(writing)
-
-
-def close(process: "subprocess.Popen[str]") -> None:
-    """Close the standard input of a process, which ends with it, and wait for its end."""
-    if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):  # The process has died before it read a request.
-            process.stdin.close()
-    try:
-        process.wait(GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def when_input_closes(end: Callable[[], object], take: Callable[[str], object] = lambda line: None) -> None:
     """Call ``take`` with each line of this process's standard input, and ``end`` when that closes, in a thread."""
 
@@ -66,11 +40,6 @@ def when_input_closes(end: Callable[[], object], take: Callable[[str], object] =
         end()
 
     threading.Thread(target=read, daemon=True).start()
-
-
-def input_closes_within(seconds: float) -> bool:
-    """Return whether this process's standard input closes within a number of seconds; nothing else may read it."""
-    return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
 @contextlib.contextmanager
@@ -91,6 +60,8 @@ def run_guarded(command: list[str]) -> int:
 
     Everything that it started ends with it, also processes in sessions of their own, as a Prefect worker's flow runs.
     """
+    import psutil  # Takes 0.02 s, and only a guard needs it.
+
     adopt_orphans()
     guarded = subprocess.Popen(
         command,
@@ -101,20 +72,17 @@ def run_guarded(command: list[str]) -> int:
     )
 
     def end() -> None:
-        started = _children_of(guarded.pid)
-        if started:
-            # It is stopped, so that it starts nothing in their place. A Prefect worker that gets SIGTERM kills its flow
-            # runs; if they get the signal themselves, they save their step and report how they ended.
-            guarded.send_signal(signal.SIGSTOP)
-            # A flow run, in a session of its own, gives its stages `GRACE_SECONDS` and then reports how it ended. A
-            # stage saves its step and waits for the command that is stopped here.
-            seconds = RECORD_SECONDS if any(map(_has_own_session, started)) else GRACE_SECONDS
-            _terminate(started)
-            _await_end(started, seconds)
-            guarded.send_signal(signal.SIGCONT)
+        # A Prefect worker that gets SIGTERM kills its flow runs, each in a session of its own. If they get the signal
+        # first, they save their step and report how they ended.
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            started = psutil.Process(guarded.pid).children()
+            flow_runs = [one for one in started if os.getsid(one.pid) == one.pid]
+            for one in flow_runs:
+                one.terminate()
+            psutil.wait_procs(flow_runs, RECORD_SECONDS)
         guarded.terminate()
         try:
-            guarded.wait(RECORD_SECONDS if started else GRACE_SECONDS)
+            guarded.wait(RECORD_SECONDS)
         except subprocess.TimeoutExpired:
             guarded.kill()
 
@@ -145,59 +113,15 @@ def end_children() -> None:
     """
     import psutil
 
-    ending = _children_of(os.getpid())
-    family = [member for child in ending for member in (child, *_children_of(child.pid, recursive=True))]
-    _terminate(ending)
-    alive = _await_end(family, GRACE_SECONDS)
-    for member in alive:
+    this = psutil.Process()
+    ending, family = this.children(), this.children(recursive=True)
+    for child in ending:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.terminate()
+    for member in psutil.wait_procs(family, GRACE_SECONDS)[1]:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
-    _await_end(alive, GRACE_SECONDS)
-
-
-def _children_of(pid: int, recursive: bool = False) -> "list[psutil.Process]":
-    import psutil  # Takes 0.02 s, and only a guard needs it.
-
-    try:
-        return psutil.Process(pid).children(recursive)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _has_own_session(process: "psutil.Process") -> bool:
-    try:
-        return os.getsid(process.pid) == process.pid
-    except ProcessLookupError:
-        return False
-
-
-def _terminate(processes: "Iterable[psutil.Process]") -> None:
-    import psutil
-
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-
-
-def _await_end(processes: "Iterable[psutil.Process]", seconds: float) -> "list[psutil.Process]":
-    """Wait for the end of processes, for at most some seconds; return those that are still alive."""
-    until, alive = time.monotonic() + seconds, list(processes)
-    while (alive := [process for process in alive if not _has_ended(process)]) and time.monotonic() < until:
-        time.sleep(0.05)
-    return alive
-
-
-def _has_ended(process: "psutil.Process") -> bool:
-    import psutil
-
-    try:
-        process.wait(0)  # It may have become this process's own child, which must be reaped.
-    except psutil.TimeoutExpired:
-        try:
-            return bool(process.status() == psutil.STATUS_ZOMBIE)
-        except psutil.NoSuchProcess:
-            return True
-    return True
+            member.wait(GRACE_SECONDS)
 
 
 def end_with_parent() -> None:
@@ -207,7 +131,7 @@ def end_with_parent() -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore signals: no stage is at work, and the process that started this one needs it to end the run."""
+    """Ignore signals: no stage is running, and the process that started this one needs it to end the run."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -231,3 +155,7 @@ def raise_on_signal() -> None:
 
     for number in STOP_SIGNALS:
         signal.signal(number, end)
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(sys.argv[1:]))

@@ -70,15 +70,7 @@ def free_memory() -> int:
 
 def visible_gpus() -> list[str]:
     """Return the GPUs that a process started now would see, as CUDA_VISIBLE_DEVICES spells them."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError:  # No driver.
-        return []
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count, named = len(_gpu_names()), os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None or not count:
         return [str(index) for index in range(count)]
     return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
@@ -141,16 +133,15 @@ def find_tpu(name: str | None) -> str:
 def free_ports(count: int) -> list[int]:
     """Return ports of 127.0.0.1 that nobody uses now.
 
-    They lie below those that Linux gives to outgoing connections, so that none of these takes one before its server
-    starts.
+    They lie below those that Linux by default gives to outgoing connections, so that none of these takes one before its
+    server starts.
     """
-    is_below = _are_outgoing_ports_above()
     sockets: list[socket.socket] = []
     try:
         while len(sockets) < count:
             one = socket.socket()
             try:
-                one.bind(("127.0.0.1", random.SystemRandom().choice(OWN_PORTS) if is_below else 0))
+                one.bind(("127.0.0.1", random.SystemRandom().choice(OWN_PORTS)))
                 sockets.append(one)
             except OSError:  # Somebody uses it.
                 one.close()
@@ -158,23 +149,6 @@ def free_ports(count: int) -> list[int]:
     finally:
         for one in sockets:
             one.close()
-
-
-def _are_outgoing_ports_above() -> bool:
-    """Return whether Linux gives outgoing connections ports above ``OWN_PORTS`` alone, as it does by default."""
-    with contextlib.suppress(OSError):
-        lowest = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0]
-        return int(lowest) >= OWN_PORTS.stop
-    return False
-
-
-def is_free(port: int) -> bool:
-    """Return whether a server can listen on a port of 127.0.0.1."""
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-    except (OSError, OverflowError):
-        return False
-    return True
 
 
 def find_process(pid: int, began: float) -> "psutil.Process | None":

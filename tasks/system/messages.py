@@ -1,4 +1,4 @@
-"""Plain words for messages of libraries; messages.yaml is the table."""
+"""One message for an error of a library, in plain words; messages.yaml is the table."""
 
 import functools
 import re
@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import yaml
 
-from tasks.system.errors import causes, cut, one_line
+from tasks.system import files
+from tasks.system.errors import StratagemError, causes, cut, one_line
 
 
 class KnownMessage(NamedTuple):
@@ -38,7 +39,21 @@ def find_message(error: BaseException) -> tuple[KnownMessage, str] | None:
     return None
 
 
+def explain(error: BaseException, place: str, before: str = "") -> StratagemError | None:
+    """Return one message for a full disk, a file that may not be touched, or an error of the table; else None.
+
+    Args:
+        error: of any library.
+        place: what cannot be written, if the error does not say it.
+        before: precedes what the table says.
+    """
+    if (found := files.find_full_disk(error, place) or files.find_no_access(error)) is not None:
+        return found
+    words = translate(error)
+    return None if words is None else StratagemError(f"{before}{words}")
+
+
 def translate(error: BaseException) -> str | None:
     """Return what an error means, what to do, and its type, for the user; None without an entry in the table."""
     found = find_message(error)
-    return None if found is None else f"{found[1]} ({type(error).__name__}; the whole story: --debug)"
+    return None if found is None else f"{found[1]} ({type(error).__name__}; --debug shows the traceback)"

@@ -11,77 +11,91 @@ Its name is short, because a socket's path has at most 107 characters.
 import atexit
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
-import stat
 import tempfile
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.system.errors import UserError
-from tasks.system.files import MARK
+from tasks.system.files import MARK, is_left
 
 PREFIX = "stratagem-"
-
-# By process id: a fork has the descriptor too, but does not remove the folder.
-_made: dict[int, tuple[Path, int]] = {}
+NOTE = "half-written-"
 
 
+@functools.cache
 def folder() -> Path:
-    """Return this process's temporary folder; the first call makes it.
+    """Return this process's temporary folder, which only this user may enter; the first call makes it.
 
     Raises:
         UserError: the machine's temporary folder cannot be written.
     """
-    if os.getpid() not in _made:
-        remove_leftovers()
-        try:
-            _made[os.getpid()] = _make()
-        except OSError as error:
-            raise UserError(
-                f"{tempfile.gettempdir()} cannot be written ({error.strerror}), and temporary files lie there: make "
-                "room, or set TMPDIR to another folder"
-            ) from None
-    return _made[os.getpid()][0]
+    remove_leftovers()
+    try:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # Open until the process ends.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # Before the mark, which lets other commands remove it.
+        (path / MARK).touch()
+    except OSError as error:
+        raise UserError(
+            f"{tempfile.gettempdir()} cannot be written ({error.strerror}), but temporary files belong there: make "
+            "room, or set TMPDIR to another folder"
+        ) from None
+    return path
 
 
-def remove_leftovers() -> None:
-    """Remove the temporary folders of this user's commands that were killed."""
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+def note(path: Path) -> None:
+    """Note what this command, or a child process of it, writes outside of the project, such as a file beside the one
+    that it then replaces, or a `files.scratch` folder: if the command is killed, the next one removes it."""
+    of_command = Path(tempfile.gettempdir())  # In a child process.
+    place = of_command if (of_command / MARK).exists() else folder()
+    (place / f"{NOTE}{uuid.uuid4().hex[:8]}").symlink_to(path)
+
+
+def half_written() -> list[Path]:
+    """Return what this user's killed commands noted and left."""
+    return [path for killed in _killed() for path in _noted(killed)]
+
+
+def remove_leftovers() -> list[Path]:
+    """Remove the temporary folders of this user's killed commands, and what these noted; return the latter."""
+    removed = []
+    for path in _killed():
+        with contextlib.suppress(OSError):  # Another command may be doing the same.
+            for noted in _noted(path):
+                shutil.rmtree(noted) if noted.is_dir() else noted.unlink()
+                removed.append(noted)
+            # Under another name: a child process that is still ending cannot write into it.
+            shutil.rmtree(path.rename(f"{path}.gone"), ignore_errors=True)
+    return removed
+
+
+def _killed() -> Iterator[Path]:
+    """Yield the folders of commands that were killed, each while its lock is held."""
+    # Without the mark it is a folder of the user's.
+    for path in (mark.parent for mark in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{MARK}")):
         with contextlib.suppress(OSError):  # It is gone, a link, a file, another user's, or locked.
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                if os.fstat(descriptor).st_uid == os.getuid() and _has_mark(descriptor):
+                if os.fstat(descriptor).st_uid == os.getuid():
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    # Under another name: a child process that is still ending cannot write into it.
-                    shutil.rmtree(path.rename(f"{path}.gone"), ignore_errors=True)
+                    yield path
             finally:
                 os.close(descriptor)
 
 
-def _make() -> tuple[Path, int]:
-    """Make a folder that only this user may enter; return it and the descriptor that holds its lock."""
-    path = Path(tempfile.mkdtemp(prefix=PREFIX))
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # Before the mark, which lets other commands remove it.
-        os.close(os.open(MARK, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=descriptor))
-    except BaseException:
-        os.close(descriptor)
-        shutil.rmtree(path, ignore_errors=True)
-        raise
-    return path, descriptor
-
-
-def _has_mark(descriptor: int) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(MARK, dir_fd=descriptor, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False
+def _noted(path: Path) -> list[Path]:
+    links = [link for link in path.glob(f"{NOTE}*") if link.is_symlink()]
+    found = [Path(os.readlink(link)) for link in links]
+    return [noted for noted in found if noted.is_file() or is_left(noted, noted.parent)]
 
 
 def _remove_own() -> None:
-    if os.getpid() in _made:
-        shutil.rmtree(_made[os.getpid()][0], ignore_errors=True)
+    if folder.cache_info().currsize:
+        shutil.rmtree(folder(), ignore_errors=True)
 
 
 # Registered on import, before the functions that end child processes: atexit calls the last one first.

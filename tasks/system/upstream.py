@@ -1,13 +1,13 @@
 """What this project leans on that its dependencies do not promise, and faults of theirs that it works around.
 
-Each function says what upstream does, what breaks without it, and the issue where one is known. It has a test in
-tests/tasks/test_upstream.py that says when it is no longer needed; some name the test that is red without them, too.
-All were tried with the versions of TRIED. Nothing is imported before it is needed: a process without a framework stays
-so.
+Each function says what upstream does, what breaks without it, and the issue where one is known; some name the test that
+is red without them. All were tried with the versions of TRIED. Nothing is imported before it is needed: a process
+without a framework stays so.
 """
 
 import contextlib
 import functools
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,7 +18,6 @@ TRIED = {
     "tensorflow": "2.21",
     "tensorflow-datasets": "4.9.10",
     "jax": "0.10",
-    "diskcache": "5.6",
     "mlflow": "3.17",
 }
 
@@ -116,6 +115,23 @@ def reset_names() -> None:
     from keras.src.utils import naming
 
     naming.reset_uids()
+
+
+def bytes_of_variables(model_config: dict[str, Any]) -> int:
+    """Return how many bytes the variables of a saved model would take, without making them: an archive of a kilobyte
+    may ask for terabytes. Keras makes what a stateless scope has put off in the next such scope. No issue known.
+    """
+    import math
+
+    import keras
+    from keras.src.backend.common import global_state
+
+    with keras.StatelessScope(initialize_variables=False):
+        model = keras.saving.deserialize_keras_object({**model_config, "compile_config": None}, safe_mode=True)
+    bits = {one.dtype: int((re.findall(r"\d+", one.dtype) or ["8"])[0]) for one in model.variables}  # float32: 32.
+    size: int = sum(math.prod(one.shape) * bits[one.dtype] // 8 for one in model.variables)
+    global_state.set_global_attribute("uninitialized_variables", [])
+    return size
 
 
 def rate_of(optimizer: Any) -> Any:
@@ -249,11 +265,10 @@ def serialize_the_same_everywhere() -> None:
     """
     from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
-    _replace(
-        ExampleSerializer,
-        "serialize_example",
-        lambda self, example: bytes(self.get_tf_example(example).SerializeToString(deterministic=True)),
-    )
+    def serialize(self: Any, example: Any) -> bytes:
+        return bytes(self.get_tf_example(example).SerializeToString(deterministic=True))
+
+    ExampleSerializer.serialize_example = serialize
 
 
 def before_each_fetch(builder: Any, provide: Callable[[Any], None]) -> None:
@@ -293,24 +308,6 @@ def archive_modules() -> tuple[Any, Any, Any, Any]:
     return checksums, resource, tree, NonMatchingChecksumError
 
 
-# DVC.
-
-
-def end_on_a_full_disk() -> None:
-    """Let DVC's cache of hashes fail where SQLite cannot write.
-
-    diskcache begins a transaction again for ever, without a pause, whatever the error was: on a disk without inodes a
-    run never ended. SQLite itself waits 60 s for another process. No issue known.
-
-    Raises:
-        diskcache.Timeout: later, in place of waiting.
-    """
-    from diskcache import Cache
-
-    begin = Cache._transact
-    _replace(Cache, "_transact", lambda self, retry=False, filename=None: begin(self, False, filename))
-
-
 # MLflow.
 
 
@@ -329,12 +326,3 @@ def without_a_look_at_packages() -> Iterator[None]:
         yield
     finally:
         environment.warn_dependency_requirement_mismatches = check
-
-
-def _replace(owner: type, name: str, function: Callable[..., Any]) -> None:
-    """Put a function in the place of a class' own, once; it keeps the one before as ``__wrapped__``."""
-    before = getattr(owner, name)
-    if not hasattr(before, "replaces_upstreams"):
-        replacement: Any = functools.wraps(before)(function)
-        replacement.replaces_upstreams = True
-        setattr(owner, name, replacement)

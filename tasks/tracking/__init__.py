@@ -1,7 +1,6 @@
-"""Runs, metrics and models in MLflow; the only importer of mlflow.
+"""Runs, metrics and models in MLflow; the only package that imports mlflow.
 
-A run is always addressed by its id, never as MLflow's "active run", which does not cross threads and leaves stray runs
-behind.
+Runs are always addressed by id, never as MLflow's "active run", which is local to a thread and can leave stray runs.
 
-MLflow takes seconds to import, and so do most modules of this package. ``trained_models`` does without it.
+MLflow takes seconds to import, and so do most modules of this package; ``trained_models`` does not import it.
 """

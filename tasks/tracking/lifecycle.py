@@ -1,106 +1,142 @@
-"""Runs in MLflow: start, resume, describe and end them, also those whose process died."""
+"""Starts, resumes, describes and ends runs in MLflow, including those whose process died; and what is logged of
+comparisons and sweeps, their parents."""
 
-import contextlib
 import hashlib
 import json
 import os
 import socket
 import time
-import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import mlflow
 import numpy as np
 from mlflow.data.schema import TensorDatasetSchema
-from mlflow.entities import Dataset
-from mlflow.exceptions import MlflowException
+from mlflow.entities import Dataset, DatasetInput, InputTag
 from mlflow.types.schema import Schema, TensorSpec
 
-from tasks import config, records, runs
+from tasks import config, records
+from tasks.runs import entries, locks, outcome, resume
 from tasks.system import machine
 from tasks.system.errors import UserError
-from tasks.tracking.metrics import read_metrics, send_missing
-from tasks.tracking.outbox import (
-    OUTBOX,
-    Event,
+from tasks.tracking import copier
+from tasks.tracking.metrics import log_metrics, read_metrics, send_missing
+from tasks.tracking.registry import RUN_ID
+from tasks.tracking.store import (
+    find_experiment,
+    find_or_none,
+    is_own_store,
+    open_own_store,
+    open_store,
+    own_uri,
+    retried,
+    store_uri,
+)
+from tasks.tracking.writing import (
+    MAX_TAG_LENGTH,
     best_effort,
-    create_run,
-    find_created,
-    is_elsewhere,
-    is_twin,
+    log_files,
+    log_params,
+    log_points,
+    mark_uncopied,
     mlflow_run_id,
     present,
+    set_tags,
     text_of,
+    write,
 )
-from tasks.tracking.store import Unavailable, is_own_store, open_store, retried, store_uri
 
 Uses = Mapping[str, tuple[str, int]]
-"""What a run trains, validates and tests on: the split of each, and how many of its examples are used."""
+"""For training, validation and test: the split, and how many of its examples are used."""
 CONTEXTS = {"train": "training", "validation": "validation", "test": "test"}
 MAX_DIGEST_LENGTH = 36  # MLflow's own.
+COMPARISON_FIGURES = (
+    "num_replicas", "seconds_per_epoch", "total_seconds", "speed_up", "efficiency", "start_seconds", "setup_seconds",
+    "tracing_seconds", "peak_memory_bytes",
+)  # fmt: skip
+"""The fields of a comparison's row that are logged for each of its runs."""
 
 
 class NewRun(NamedTuple):
-    """What differs between the runs of a training, a comparison, a sweep and a trial when they start."""
+    """The values that differ between a new training, comparison, sweep and trial."""
 
     label: str
     """The run's name, without the id. The experiment has the dataset's name."""
     place: str
-    """The folder of mlruns/ in which the run's folder is made."""
+    """The parent of the run's folder."""
     key: str
-    """What the process at work on it holds, see ``runs.lock``."""
+    """The key that the run's process holds, see ``locks.lock``."""
     params: Mapping[str, Any]
     tags: Mapping[str, str] = {}
     parent_run_id: str | None = None
+    """MLflow's UI shows the run below its parent."""
 
 
-def start_run(
-    settings: config.Settings,
-    prepared: records.PreparedDataset,
-    lineage: records.Lineage,
-    flow_run_id: str | None = None,
-    parent_run_id: str | None = None,
-    uses: Uses | None = None,
-) -> records.Run:
-    """Start an MLflow run with its settings, its data and where it comes from, and its folder mlruns/runs/<run_id>.
-
-    Args:
-        settings: become the run's parameters.
-        prepared: becomes the run's datasets, one for each use.
-        lineage: where the run comes from.
-        flow_run_id: the run of Prefect's flow.
-        parent_run_id: of the comparison that the run belongs to; MLflow's pages show it under that one.
-        uses: what is trained, validated and tested on; None is each split as it was prepared.
-
-    Raises:
-        UserError: see ``open_store``; or the experiment was deleted.
-    """
+def training(settings: config.Settings, parent_run_id: str | None = None) -> NewRun:
+    """Return the MLflow run of a training, which may be part of a comparison."""
     kind, loop = settings.strategy.kind, settings.train.loop
     params = params_of(settings)
     if parent_run_id is not None:
-        # The first parameter that differs, so the one that MLflow's page for comparing runs draws first.
+        # The first differing parameter is the first axis in MLflow's page for comparing runs.
         params = {"comparison": f"{kind} {loop}", **params}
     label = f"{settings.model.name.replace(':', '.')}-{kind}-{loop}"
-    tags = {"strategy": kind, "loop": loop}
-    new = NewRun(label, "mlruns/runs", runs.key_of(settings), params, tags, parent_run_id)
-    return start_new(new, settings, prepared, lineage, flow_run_id, uses)
+    return NewRun(label, "mlruns/runs", locks.key_of(settings), params, {"strategy": kind, "loop": loop}, parent_run_id)
 
 
 def params_of(settings: config.Settings) -> dict[str, Any]:
-    """Return the settings that MLflow gets as parameters. Empty mappings are left out: another run has entries below
-    the same name, and the two runs would differ twice."""
+    """Return the settings to log as MLflow parameters. Omits empty mappings: where another run has entries below the
+    same name, the two runs would differ twice."""
     return {key: value for key, value in settings.flat().items() if value != {}}
+
+
+def comparison(settings: config.Settings, prepared: records.PreparedDataset, key: str) -> NewRun:
+    """Return the parent run of a comparison, with the parameters that its runs share.
+
+    Args:
+        settings: the settings of any of those runs.
+        prepared: their data.
+        key: the key that the comparison's process holds, see ``locks.lock``.
+    """
+    params = _shared(settings, ("train.loop", "strategy"))
+    return NewRun(f"{prepared.name}-comparison", "mlruns/comparisons", key, params)
+
+
+def sweep(
+    settings: config.Settings, prepared: records.PreparedDataset, key: str, name: str, swept: Sequence[str]
+) -> NewRun:
+    """Return the parent run of a sweep, with the parameters that its trials share.
+
+    Args:
+        settings: the settings of any of those trials.
+        prepared: their data.
+        key: the key that the sweep's process holds, see ``locks.lock``.
+        name: the name of the search space.
+        swept: the settings that differ between trials.
+    """
+    return NewRun(f"{prepared.name}-sweep-{name}", "mlruns/sweeps", key, _shared(settings, swept), {"sweep": name})
+
+
+def _shared(settings: config.Settings, own: Sequence[str]) -> dict[str, object]:
+    """Return the parameters that all runs of a parent share, without these keys and those below them."""
+    below = tuple(f"{key}." for key in own)
+    return {key: value for key, value in params_of(settings).items() if key not in own and not key.startswith(below)}
+
+
+def trial(settings: config.Settings, parent: records.Run, number: int) -> NewRun:
+    """Return the MLflow run of a trial, a child of its sweep's run."""
+    tags = {"strategy": settings.strategy.kind, "loop": settings.train.loop, "trial": str(number)}
+    params = {"comparison": f"trial {number}", **params_of(settings)}  # As in ``training``.
+    return NewRun(f"trial-{number}", "mlruns/runs", f"{parent.key}-{number}", params, tags, parent.run_id)
 
 
 def _datasets(
     settings: config.Settings, prepared: records.PreparedDataset, lineage: records.Lineage, uses: Uses | None
-) -> list[dict[str, Any]]:
-    """Return a run's data as MLflow's datasets, each with the context in which MLflow's pages show it.
+) -> list[DatasetInput]:
+    """Return a run's data as MLflow datasets, each with the context that MLflow's UI shows.
 
-    A dataset's digest is the data version; of a part of a split the data version's beginning, and a digest of how it is
-    drawn.
+    The digest of a dataset is the data version; for a part of a split, the start of the data version followed by a
+    digest of the sampling.
     """
     features = [
         TensorSpec(np.dtype(feature.dtype), (-1, *feature.shape), name) for name, feature in prepared.features.items()
@@ -108,7 +144,7 @@ def _datasets(
     target = prepared.target
     labels = TensorSpec(np.dtype(target.label_dtype), (-1, *target.label_shape), "label")
     schema = json.dumps(TensorDatasetSchema(Schema(features), Schema([labels])).to_dict())
-    # Without DVC there is no version, and MLflow wants a digest: that of the manifest, which holds every file's sha256.
+    # MLflow requires a digest; without DVC, use that of the manifest, which has every file's sha256.
     version = lineage.data_version or hashlib.sha256(prepared.model_dump_json().encode()).hexdigest()
     drawn = hashlib.sha256(f"{settings.input.validation} {settings.train.seed}".encode()).hexdigest()[:8]
     uses = uses or {name: (name, split.num_examples) for name, split in prepared.splits.items() if name in CONTEXTS}
@@ -118,7 +154,7 @@ def _datasets(
             split, count = uses[use]
             whole = count == prepared.splits[split].num_examples
             dataset = Dataset(
-                # MLflow takes two inputs of one name and digest for one.
+                # MLflow treats two inputs with the same name and digest as one input.
                 name=f"{prepared.name}/{use}",
                 digest=version[:MAX_DIGEST_LENGTH] if whole else f"{version[: MAX_DIGEST_LENGTH - 9]}-{drawn}",
                 source_type="local",
@@ -126,72 +162,91 @@ def _datasets(
                 schema=schema,
                 profile=json.dumps({"num_examples": count, "num_outputs": target.num_outputs}),
             )
-            found.append({"dataset": dataset.to_dictionary(), "context": context})
+            found.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
     return found
 
 
-def start_new(
-    new: NewRun,
+def start_run(
     settings: config.Settings,
     prepared: records.PreparedDataset,
     lineage: records.Lineage,
-    flow_run_id: str | None,
-    uses: Uses | None,
+    flow_run_id: str | None = None,
+    uses: Uses | None = None,
+    new: NewRun | None = None,
 ) -> records.Run:
-    """Start an MLflow run and make its folder; see ``start_run``."""
+    """Start an MLflow run with its settings, data and lineage, and create its folder.
+
+    Args:
+        settings: the run's settings.
+        prepared: the data, logged as one dataset for each use.
+        lineage: the run's lineage.
+        flow_run_id: the id of the Prefect flow run.
+        uses: the examples for training, validation and test; None uses each split as prepared.
+        new: the kind of run; None is a training without a parent.
+
+    Raises:
+        UserError: see ``open_store``; or the experiment was deleted.
+    """
+    new = new or training(settings)
     experiment = settings.tracking.experiment or settings.dataset.name
     datasets = _datasets(settings, prepared, lineage, uses)
-    creation_id, project, start_time = uuid.uuid4().hex, runs.project_id(), int(time.time() * 1000)
+    project, start_time = locks.project_id(), int(time.time() * 1000)
     tags = {
         "dataset": prepared.name,
         **_tags_of(lineage),
         "flow_run_id": flow_run_id,
         "held_by": f"{project}:{new.key}",
-        "creation_id": creation_id,
         "dvc_experiment": os.environ.get("DVC_EXP_NAME"),
         **new.tags,
         "mlflow.parentRunId": new.parent_run_id,
     }
-    creation: Event = {"experiment": experiment, "start_time": start_time, "tags": present(tags)}
-    try:
-        run_id, created = create_run(creation), True
-    except (Unavailable, MlflowException) as error:
-        if is_own_store():
-            raise
-        # MLflow makes the run later, under an id of its own, with this one as a tag.
-        run_id, created = uuid.uuid4().hex, False
-        OUTBOX.warn(run_id, error)
-    # The id's first letters tell runs of one name apart, and show the folder of a line in a chart's legend.
+    if not (is_own_store() or store_uri().startswith("http")):
+        open_store()  # An address that MLflow cannot use is refused; a server may come later.
+    run_id = _create_run(experiment, start_time, present(tags))
+    # With the id first, runs differ even where a UI truncates names, and a chart's legend leads to the folder.
     run = records.Run(
         run_id=run_id,
         experiment=experiment,
-        name=f"{new.label}-{run_id[:6]}",
+        name=f"{run_id[:6]}-{new.label}",
         folder=f"{new.place}/{run_id}",
         lineage=lineage,
         settings=settings.to_json(),
         flow_run_id=flow_run_id,
         parent_run_id=new.parent_run_id,
-        number=runs.next_number(),
         start_time=start_time,
         key=new.key,
-        host=socket.gethostname(),
-        boot=runs.boot_id(),
-        project=project,
-        store=runs.store_name(),
-        environment=machine.surroundings(),
-        creation_id=creation_id,
+        store=locks.store_name(),
+        **_led_from_here(),
     )
     # If one of these fails, the next start ends the run in MLflow.
-    runs.set_status(run, "RUNNING")
-    records.save(run, _run_file(run))
-    told: list[Event] = [] if created else [{"create": creation}]
-    texts = {key: text_of(value) for key, value in new.params.items()}
-    OUTBOX.deliver(run, *told, {"name": run.name}, {"params": texts}, {"inputs": datasets})
+    outcome.set_status(run, "RUNNING")
+    outcome.save(run, run)
+    write(run, lambda client, run_id: client.update_run(run_id, name=run.name))
+    log_params(run, {key: text_of(value) for key, value in new.params.items()})
+    write(run, lambda client, run_id: client.log_inputs(run_id, datasets))
     return run
 
 
+def _led_from_here() -> dict[str, Any]:
+    """Return the fields of a run's record that describe the process that starts or resumes it."""
+    return {
+        "number": entries.next_number(),
+        "host": socket.gethostname(),
+        "boot": locks.boot_id(),
+        "project": locks.project_id(),
+        "environment": machine.surroundings(),
+    }
+
+
+@retried
+def _create_run(experiment: str, start_time: int, tags: Mapping[str, str]) -> str:
+    client = open_own_store()
+    created: str = client.create_run(find_experiment(client, experiment, own_uri()), start_time, tags).info.run_id
+    return created
+
+
 def _tags_of(lineage: records.Lineage) -> dict[str, str | None]:
-    """Return the tags that say where a run comes from."""
+    """Return the tags of a run's lineage."""
     return {
         "data_version": lineage.data_version,
         "code_digest": lineage.code_digest,
@@ -211,162 +266,129 @@ def resume_run(
     flow_run_id: str | None = None,
     key: str | None = None,
 ) -> records.Run:
-    """Set a run to RUNNING again, and return it as it is from now on.
+    """Set a run to RUNNING again, and return its new record.
 
     Args:
-        settings: from now on.
-        lineage: from now on.
-        flow_run_id: the run of Prefect's flow, from now on.
-        key: what the process at work on it holds, where that is not the settings' own.
+        run: the run to resume.
+        settings: the new settings.
+        lineage: the new lineage.
+        flow_run_id: the id of the new Prefect flow run.
+        key: the key that the run's process holds; None is the key of the settings.
 
     Raises:
         UserError: see ``open_store``.
     """
-    with contextlib.suppress(Unavailable):
-        try:
-            deleted = open_store().get_run(mlflow_run_id(run)).info.lifecycle_stage == "deleted"
-        except MlflowException as error:
-            # A run that was started while the server did not answer is created when its events are delivered.
-            deleted = error.error_code == "RESOURCE_DOES_NOT_EXIST" and not OUTBOX.has_unsent(run)
-            if deleted and run.project != runs.project_id() and not run.store and not runs.store_name():
-                _create_again(run)  # It was brought here from another machine, whose own store had it.
-                deleted = False
-        if deleted:
-            raise UserError(
-                f"the run '{run.run_id}' cannot be resumed: it is no longer in {store_uri()}. Bring it back with "
-                f"`mlflow runs restore --run-id {run.run_id}`, or start a new one with --fresh"
-            )
-    before, now = config.flat(run.settings), settings.flat()
+    found = find_or_none(lambda: open_own_store().get_run(mlflow_run_id(run)))
+    if found is None and run.project != locks.project_id():
+        _create_again(run)  # It was fetched from another machine, whose own store has it.
+    elif found is None or found.info.lifecycle_stage == "deleted":
+        raise UserError(
+            f"the run '{run.run_id}' cannot be resumed: it is no longer in {own_uri()}. Restore it with "
+            f"`mlflow runs restore --run-id {run.run_id}`, or start a new one with --fresh"
+        )
+    before, after = config.flat(run.settings), settings.flat()
     changes = {
-        f"changed.{name}": f"{text_of(before.get(name))} -> {text_of(now.get(name))}"
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name)
+        f"changed.{name}": f"{text_of(before.get(name))} -> {text_of(after.get(name))}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
     }
-    key, project, environment = key or runs.key_of(settings), runs.project_id(), machine.surroundings()
-    now_of = {
-        "settings": settings.to_json(),
-        "lineage": lineage,
-        "key": key,
-        "host": socket.gethostname(),
-        "boot": runs.boot_id(),
-        "project": project,
-        "number": runs.next_number(),
-        "flow_run_id": flow_run_id,
-        "environment": environment,
-        "changed": runs.what_changed(run, settings, lineage, environment),
-    }
-    runs.forget_what_changed(run, settings, lineage)  # Before the run says that it is another one.
-    run = run.model_copy(update=now_of)
-    records.save(run, _run_file(run))
-    runs.set_status(run, "RUNNING")
-    tags = present({"held_by": f"{project}:{key}", "flow_run_id": flow_run_id, **changes})
-    OUTBOX.deliver(run, {"status": "RUNNING"}, {"tags": tags}, {"no_tag": "reason"})
+    key, here = key or locks.key_of(settings), _led_from_here()
+    changed = resume.what_changed(run, settings, lineage, here["environment"])
+    now = {"settings": settings.to_json(), "lineage": lineage, "key": key, "flow_run_id": flow_run_id}
+    resume.forget_what_changed(run, settings, lineage)  # Before the run says that it is another one.
+    run = run.model_copy(update={**now, **here, "changed": changed})
+    outcome.save(run, run)
+    outcome.set_status(run, "RUNNING")
+    tags = present({"held_by": f"{run.project}:{key}", "flow_run_id": flow_run_id, **changes})
+    write(run, lambda client, run_id: client.update_run(run_id, status="RUNNING"))
+    set_tags(run, tags)
+    write(run, lambda client, run_id: find_or_none(lambda: client.delete_tag(run_id, "reason")))
     return run
 
 
 def _create_again(run: records.Run) -> None:
-    """Create a run in MLflow from its folder: settings, lineage and all metrics so far."""
-    of_run = {"strategy": run.settings["strategy"]["kind"], "loop": run.settings["train"]["loop"]}
-    tags = {
-        "dataset": run.settings["dataset"]["name"],
-        **_tags_of(run.lineage),
-        **of_run,
-        "creation_id": run.creation_id,
-    }
-    creation: Event = {"experiment": run.experiment, "start_time": run.start_time, "tags": present(tags)}
-    params = {key: text_of(value) for key, value in config.flat(run.settings).items() if value != {}}
-    told: list[Event] = [{"create": creation}, {"name": run.name}, {"params": params}]
-    OUTBOX.deliver(run, *told, {"metrics": read_metrics(run)})
+    """Create a run in MLflow from its folder, with its settings, lineage and all metrics so far."""
+    of_run = {"dataset": run.dataset, "strategy": run.strategy, "loop": run.loop, RUN_ID: run.run_id}
+    tags = {**_tags_of(run.lineage), **of_run}
+    run_id = _create_run(run.experiment, run.start_time, present(tags))
+    (config.project_root() / run.folder / "mlflow_run_id").write_text(run_id, encoding="utf-8")
+    write(run, lambda client, run_id: client.update_run(run_id, name=run.name))
+    log_params(run, {key: text_of(value) for key, value in config.flat(run.settings).items() if value != {}})
+    log_points(run, read_metrics(run))
 
 
 def end_run(run: records.Run, status: Literal["FINISHED", "FAILED", "KILLED"], reason: str | None = None) -> None:
-    """End a run. The reason of a failure becomes a tag."""
+    """End a run, and copy it to the server of MLFLOW_TRACKING_URI. The reason for a failure becomes a tag."""
+    _end(run, status, reason)
+    if copier.copy_run(run, whole=True) is not None:
+        copier.copy_pending(run.run_id)
+
+
+def _end(run: records.Run, status: str, reason: str | None) -> None:
     with best_effort():
-        runs.set_status(run, status, reason)
-    OUTBOX.retry_now()  # It may be back, and this is the last chance of this process.
-    OUTBOX.deliver(
-        run,
-        *([{"tags": {"reason": reason}}] if reason is not None else []),
-        {"status": status, "end_time": int(time.time() * 1000)},
-    )
+        outcome.set_status(run, status, reason)
+    if reason is not None:
+        set_tags(run, {"reason": reason})
+    end_time = int(time.time() * 1000)
+    write(run, lambda client, run_id: client.set_terminated(run_id, status, end_time))
 
 
 @retried
 def end_crashed(own_key: str = "", except_run_id: str | None = None) -> list[records.Ended]:
-    """End the runs of this host whose process died: with the status in their folder, or as KILLED. Also deliver what
-    runs have kept that no process is at work on.
+    """End the runs of this host whose process died, with the status in their folder or as KILLED.
 
     Args:
-        own_key: a key that the caller holds; what was done under it before is over.
-        except_run_id: the id of a run of this key that the caller is at work on.
+        own_key: a key that the caller holds, so that no other process works under it.
+        except_run_id: the id of the caller's current run with this key.
 
     Raises:
-        UserError: see ``open_store``; what can be known without the store is written down then.
+        UserError: see ``open_store``; the statuses in the folders are already updated then.
     """
-    ended = _end_folders(own_key, except_run_id)
-    client = open_store()
+    _mark_killed(own_key, except_run_id)
+    client = open_own_store()
     wanted = "attributes.status = 'RUNNING' AND tags.`mlflow.source.name` = 'stratagem'"
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    for found in client.search_runs(experiments, wanted, max_results=1000) if experiments else []:
-        end = _end_running(client, found, own_key, except_run_id)
-        if end is not None and end.what not in {record.what for record in ended}:
-            ended.append(end)
-    return ended
+    running = client.search_runs(experiments, wanted, max_results=1000) if experiments else []
+    return [end for found in running if (end := _end_running(client, found, own_key)) is not None]
 
 
-def _end_folders(own_key: str, except_run_id: str | None) -> list[records.Ended]:
-    """End the runs whose folder says that they are at work, and deliver what others have kept."""
-    ended = []
-    project = runs.project_id()
-    for run in runs.find_not_final():
-        if run.run_id == except_run_id or not (run.key == own_key or runs.is_abandoned(run)):
+def _mark_killed(own_key: str, except_run_id: str | None) -> None:
+    """Set the status of the dead runs that are RUNNING in their folder."""
+    for run in filter(outcome.is_running, entries.find_runs(*entries.PLACES)):
+        if run.run_id == except_run_id or not (run.key == own_key or locks.is_abandoned(run)):
             continue
-        put_down = runs.status(run)
-        # In a copy of a project lie the runs of the original, which may be at work; the copy has a store of its own, or
-        # the same server.
-        shared = bool(run.store) and run.project != project
         with best_effort():  # What is left of another user's run must not end this one.
-            if shared:
-                if put_down is not None and put_down.status == "RUNNING":
-                    runs.set_status(run, "KILLED", "it was started in another folder, of which this one is a copy")
-            elif put_down is not None and put_down.status == "RUNNING":
-                with best_effort():
-                    send_missing(run, read_metrics(run))
-                why = put_down.reason or _died()
-                end_run(run, "KILLED", why)
-                ended.append(records.Ended(what=f"MLflow run {run.run_id}", status="KILLED", reason=why))
-            elif OUTBOX.has_unsent(run):
-                OUTBOX.flush(run)
-    return ended
+            if _is_of_original(run):
+                why = "it was started in another folder, and this folder is a copy of it"
+            else:
+                why = outcome.status(run).reason or _died()
+                send_missing(run, read_metrics(run))
+            outcome.set_status(run, "KILLED", why)
 
 
-def _end_running(
-    client: mlflow.MlflowClient, found: Any, own_key: str, except_run_id: str | None
-) -> records.Ended | None:
-    """End a run that MLflow lists as running, if its process died, or if it is the twin of another run."""
+def _is_of_original(run: records.Run) -> bool:
+    """Return whether a run in a copy of a project belongs to the original, which may be training it, in a store that
+    both use."""
+    return bool(run.store) and run.project != locks.project_id()
+
+
+def _end_running(client: mlflow.MlflowClient, found: Any, own_key: str) -> records.Ended | None:
+    """End a run that MLflow lists as running as its folder says, or as KILLED if its process died before it had a
+    folder."""
     tags, run_id = found.data.tags, found.info.run_id
-    local_id = tags.get("local_run_id", run_id)
-    run_of = runs.look_up(local_id)
-    if run_of is not None and is_elsewhere(run_of):
-        return None  # The copy that a sync makes, or left half-made; the next one goes on with it.
-    original = run_of or _original_of(client, run_id, found.info.experiment_id, tags)
-    if original is not None and not OUTBOX.has_unsent(original) and is_twin(original, run_id):
-        # A request made it of which the reply was lost: it holds nothing.
-        client.set_tag(run_id, "reason", f"a twin of run {original.run_id}: the reply to its creation was lost")
-        client.set_terminated(run_id, "KILLED")
-        client.delete_run(run_id)
-        return None
-    # The last request may still be on its way.
-    owner, _, held_key = tags.get("held_by", "").rpartition(":")
-    key = run_of.key if run_of is not None else held_key
-    at_work = local_id == except_run_id or (key != own_key and runs.is_locked(key))
-    if owner != runs.project_id() or at_work:
-        return None
-    # It was killed between writing its status and telling MLflow, or before it had a folder.
-    put_down = runs.status(run_of) if run_of is not None else None
-    if put_down is not None and put_down.status == "RUNNING":
-        return None  # It has just started.
-    status, reason = (put_down.status, put_down.reason) if put_down is not None else ("KILLED", _died())
+    local_id = tags.get(RUN_ID, run_id)
+    status: str = "KILLED"
+    reason: str | None = _died()
+    if (run := entries.look_up(local_id)) is not None:
+        recorded = outcome.status(run)
+        if mlflow_run_id(run) != run_id or _is_of_original(run) or recorded.status == "RUNNING":
+            return None  # It is the copy that a sync makes, or a process is using it.
+        status, reason = recorded.status, recorded.reason
+        mark_uncopied(run)
+    else:
+        owner, _, key = tags.get("held_by", "").rpartition(":")
+        if owner != locks.project_id() or local_id != run_id or (key != own_key and locks.is_locked(key)):
+            return None
     if reason is not None:
         client.set_tag(run_id, "reason", reason)
     client.set_terminated(run_id, status)
@@ -377,39 +399,70 @@ def _died() -> str:
     return f"its process on {socket.gethostname()} died"
 
 
-def _original_of(
-    client: mlflow.MlflowClient, run_id: str, experiment_id: str, tags: Mapping[str, str]
-) -> records.Run | None:
-    """Return the run of this project that was created together with an MLflow run under another id."""
-    creation_id = tags.get("creation_id")
-    for other in find_created(client, experiment_id, creation_id) if creation_id else []:
-        if other != run_id:
-            run = runs.look_up(client.get_run(other).data.tags.get("local_run_id", other))
-            if run is not None and run.creation_id == creation_id:
-                return run
-    return None
-
-
-def set_tags(run: records.Run, tags: Mapping[str, str]) -> None:
-    """Add short texts to a run, such as where its checkpoint lies."""
-    OUTBOX.deliver(run, {"tags": dict(tags)})
-
-
-def log_files(run: records.Run, paths: Iterable[str | Path], folder: str) -> None:
-    """Copy files, named from the project's folder, into a folder of the run's artifacts."""
-    root = config.project_root()
-    OUTBOX.deliver(run, *({"file": str((root / path).relative_to(root)), "folder": folder} for path in paths))
+def reconcile() -> list[records.Ended]:
+    """End the runs whose process died, and copy what the server of MLFLOW_TRACKING_URI lacks."""
+    ended = end_crashed()
+    copier.copy_pending()
+    return ended
 
 
 def log_reproduction(run_id: str) -> None:
-    """Tag a run in MLflow with the run that it reproduces, the outcome, and the commit."""
-    run = runs.find_run(run_id)
-    path = config.project_root() / run.folder / "records" / "reproduction.json"
+    """Tag a run in MLflow with the run that it reproduces, the outcome and the commit."""
+    run = entries.find_run(run_id)
+    path = outcome.file_of(run, records.Reproduction)
     done = records.load(records.Reproduction, path)
     said = {"reproduces": done.run_id, "reproduction": done.reason}
     set_tags(run, {**said, **present(_tags_of(run.lineage))})
     log_files(run, [path], "source")
+    copier.copy_run(run, whole=True)
 
 
-def _run_file(run: records.Run) -> Path:
-    return config.project_root() / run.folder / "records" / "run.json"
+def log_comparison(run: records.Run, comparison: records.Comparison, page: Path, others: Sequence[Path]) -> None:
+    """Log a comparison's table as files and as its description, and the figures of each row in the row's runs.
+
+    The figures have the same names in all runs, so that MLflow's page for comparing runs shows each in one chart.
+
+    Args:
+        run: the run of the comparison.
+        comparison: its rows name the runs.
+        page: the table in Markdown.
+        others: further files to log.
+    """
+    for row in comparison.rows:
+        if row.reason is not None:
+            continue
+        figures = row.model_dump(include=set(COMPARISON_FIGURES))
+        figures |= {f"{name}_ms": value for name, value in row.step_time.parts.items()} if row.step_time else {}
+        known = {f"training/{name}": value for name, value in figures.items() if value is not None}
+        for repeat in row.repeats:
+            log_metrics(entries.find_run(repeat.run_id), known | {"training/load": repeat.load})
+    log_files(run, [page, *others], "comparison")
+    # MLflow shows only a few lines of a description, so omit the heading above the table.
+    description = page.read_text(encoding="utf-8").partition("\n\n")[2]
+    set_tags(run, {"mlflow.note.content": description[:MAX_TAG_LENGTH]})
+
+
+def log_trial(run: records.Run, trial: records.Trial) -> None:
+    """Log the number, the state and the value of a trial in its run, under the same names in all runs of a sweep."""
+    if trial.value is not None:
+        log_metrics(run, {"sweep/value": trial.value, "sweep/epochs": len(trial.values)})
+    set_tags(run, {"trial": str(trial.number), "trial_state": trial.state})
+
+
+def log_sweep(run: records.Run, sweep: records.Sweep, paths: Sequence[Path]) -> None:
+    """Log a sweep's files, its best trial, and the training on all examples as another child. If that training existed
+    before the sweep, only the sweep's tag names it."""
+    log_files(run, paths, "sweep")
+    found = next((one for one in sweep.trials if one.number == sweep.best), None)
+    if found is not None and found.value is not None:
+        log_metrics(run, {"sweep/value": found.value, "sweep/trials": len(sweep.trials)})
+        told = [f"trial {found.number} of {len(sweep.trials)}: {sweep.plan.metric} {found.value:.4f}", ""]
+        told += [f"- {key} = {text_of(value)}" for key, value in found.params.items()]
+        told += ["", f"trained again on all examples: run {sweep.final.run_id}"] if sweep.final is not None else []
+        set_tags(run, {"best_trial": str(found.number), "mlflow.note.content": "\n".join(told)[:MAX_TAG_LENGTH]})
+    if sweep.final is not None:
+        set_tags(run, {"final_run": sweep.final.run_id})
+        final = entries.find_run(sweep.final.run_id)
+        if final.start_time >= run.start_time:
+            parent = {"mlflow.parentRunId": mlflow_run_id(run), "sweep": sweep.plan.name, "trial": "final"}
+            set_tags(final, parent)

@@ -1,4 +1,4 @@
-"""A run's numbers on their way to MLflow: of each step, of the whole run, of the machine."""
+"""Writes a run's metrics to MLflow: per step, per run, and of the machine."""
 
 import contextlib
 import json
@@ -12,29 +12,34 @@ from typing import IO, Any, Self
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 from tasks import config, records
-from tasks.tracking.outbox import MAX_METRICS_PER_BATCH, OUTBOX, best_effort
-from tasks.tracking.store import store_uri
+from tasks.tracking import copier
+from tasks.tracking.store import is_own_store, own_uri
+from tasks.tracking.writing import MAX_METRICS_PER_BATCH, best_effort, log_points, mlflow_run_id
 
 SYSTEM_METRICS_EVERY_SECONDS = 5.0
 
-# How long a training that was stopped waits for metrics that are on their way.
+# How long a stopped training waits until its queued metrics are written.
 STOPPING_SECONDS = 5.0
+
+COPY_EVERY_SECONDS = 10.0
 
 
 class MetricWriter:
-    """Delivers a run's metrics from a thread of its own: no training step waits for the store, or fails with it.
+    """Writes a run's metrics to its own store in a thread, so that no training step waits for the store or fails with
+    it. Another thread copies them to the server of MLFLOW_TRACKING_URI, if set.
 
-    What is written is in the run's metrics.jsonl at once. So what a killed process had not delivered yet is delivered
-    by the next one, and what both do (the rest of an epoch after the last checkpoint) is sent once.
+    The metrics are written to the run's metrics.jsonl immediately. So a resume can write what a killed process had not
+    yet written to the store, and steps that run twice (after the last checkpoint) are logged only once.
     """
 
     def __init__(self, run: records.Run) -> None:
         self.run = run
         self._known: dict[str, int] = {}
-        """The last step that a process before this one wrote, by metric."""
+        """The last step that an earlier process has written, by metric."""
         self._file: IO[str] | None = None
         self._queue: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._deliver_all, name="metric-writer", daemon=True)
+        self._thread = threading.Thread(target=self._write_all, name="metric-writer", daemon=True)
+        self._ended = threading.Event()
 
     def __enter__(self) -> Self:
         points = read_metrics(self.run)
@@ -45,10 +50,13 @@ class MetricWriter:
             self._file = _metrics_file(self.run).open("a", encoding="utf-8")
             self._file.write("\n")  # A process killed while it wrote left half a line.
         self._thread.start()
+        if not is_own_store():
+            # Never joined, because a server may not answer.
+            threading.Thread(target=self._copy_all, name="metric-copier", daemon=True).start()
         return self
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take metrics for delivery; returns at once."""
+        """Queue metrics for writing, and return immediately."""
         new = {name: value for name, value in metrics.items() if step > self._known.get(name, -1)}
         if not new:
             return
@@ -60,71 +68,56 @@ class MetricWriter:
         self._queue.put(points)
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        """Wait until everything is delivered or kept; not for long where the training was stopped or failed."""
+        """Wait until the store has all metrics; only ``STOPPING_SECONDS`` if the training was stopped or failed."""
+        self._ended.set()
         self._queue.put(None)
         self._thread.join(None if error_type is None else STOPPING_SECONDS)
         if self._file is not None:
             with best_effort():  # It writes what a full disk did not take before.
                 self._file.close()
 
-    def _deliver_all(self) -> None:
-        closing = False
+    def _write_all(self) -> None:
+        closing, taken = False, True
         while not closing:
-            taken = [self._queue.get()]
+            given = [self._queue.get()]
             while not self._queue.empty():
-                taken.append(self._queue.get())
-            closing = None in taken
-            points = [metric for metrics in taken if metrics is not None for metric in metrics]
+                given.append(self._queue.get())
+            closing = None in given
+            points = [metric for metrics in given if metrics is not None for metric in metrics]
             if points:
-                OUTBOX.deliver(self.run, {"metrics": points})
+                taken &= log_points(self.run, points)
+        if not taken:  # The store may work again.
+            log_points(self.run, read_metrics(self.run))
+
+    def _copy_all(self) -> None:
+        """Copy what the server lacks of the run, again and again; the end of the run completes the copy."""
+        while not self._ended.wait(COPY_EVERY_SECONDS):
+            copier.copy_run(self.run, whole=False, seconds=0)
 
 
 def log_metrics(run: records.Run, metrics: Mapping[str, float]) -> None:
-    """Deliver metrics that a run has once, such as its test accuracy."""
-    # MLflow's pages compare runs in bars where the step is 0; at any other step each run is a dot in a line chart.
-    OUTBOX.deliver(run, {"metrics": points_of(metrics, 0)})
+    """Write metrics with one value per run, such as the test accuracy."""
+    # MLflow's UI draws bar charts only for metrics at step 0; at any other step, each run is a dot in a line chart.
+    log_points(run, points_of(metrics, 0))
 
 
 @contextlib.contextmanager
-def system_metrics(writer: MetricWriter, settings: config.Settings) -> Iterator[None]:
-    """Write processor, memory, disk, network and GPU use every 5 seconds and at the end, unless the settings say no.
-
-    The step of these metrics is the number of seconds since the run began.
-    """
+def system_metrics(run: records.Run, settings: config.Settings) -> Iterator[None]:
+    """Let MLflow log the use of CPU, memory, disk, network and GPU every 5 seconds, if the settings enable it."""
     if not settings.tracking.system_metrics:
         yield
         return
-    began = writer.run.start_time / 1000
-    monitor = SystemMetricsMonitor(writer.run.run_id, tracking_uri=store_uri())
-    stop = threading.Event()
-
-    # Not monitor.start(): its first sample is over no time at all, so 0 %, and what it has at the end it drops.
-    def sample() -> None:
-        monitor.collect_metrics()  # psutil measures from one call to the next of the same thread.
-        stopping = sampled = False
-        while not stopping:
-            for part in monitor.monitors:
-                part.clear_metrics()
-            since = time.monotonic()
-            stopping = stop.wait(SYSTEM_METRICS_EVERY_SECONDS)
-            if sampled and time.monotonic() - since < 1:
-                return  # Too short: processor time comes in ticks.
-            monitor.collect_metrics()
-            values = {f"system/{name}": value for name, value in monitor.aggregate_metrics().items()}
-            writer.write(int(time.time() - began), values)
-            sampled = True
-
-    thread = threading.Thread(target=sample, name="system-metrics", daemon=True)
-    thread.start()
+    every = SYSTEM_METRICS_EVERY_SECONDS
+    monitor = SystemMetricsMonitor(mlflow_run_id(run), every, resume_logging=True, tracking_uri=own_uri())
+    monitor.start()
     try:
         yield
     finally:
-        stop.set()
-        thread.join()
+        monitor.finish()
 
 
 def read_metrics(run: records.Run) -> list[list[Any]]:
-    """Return all points that the processes of a run have written so far."""
+    """Return all points that a run has written so far."""
     path = _metrics_file(run)
     points = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
@@ -134,13 +127,12 @@ def read_metrics(run: records.Run) -> list[list[Any]]:
 
 
 def send_missing(run: records.Run, points: Sequence[list[Any]]) -> None:
-    """Deliver the last points of a run whose process died: it may have had them on their way."""
-    if points:
-        OUTBOX.deliver(run, {"metrics": points[-MAX_METRICS_PER_BATCH:]})
+    """Write the last points of a run whose process died, because they may not have reached the store."""
+    log_points(run, points[-MAX_METRICS_PER_BATCH:])
 
 
 def points_of(metrics: Mapping[str, float], step: int) -> list[list[Any]]:
-    """Return metrics as the fields of MLflow's ``Metric``, measured now."""
+    """Return metrics as the fields of MLflow's ``Metric``, with the current time."""
     now = int(time.time() * 1000)
     return [[name, float(value), now, step] for name, value in metrics.items()]
 

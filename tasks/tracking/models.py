@@ -1,4 +1,4 @@
-"""Exported models in MLflow: logged, loaded, and found again by their address."""
+"""Logs exported models in MLflow, loads them and finds them by their address."""
 
 import hashlib
 import os
@@ -8,29 +8,39 @@ import tempfile
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import mlflow
 import numpy as np
 import pandas
-from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric
+from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Metric
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.types.schema import AnyType, ColSpec, Schema, TensorSpec
 
 from tasks import config, records
-from tasks.data import prepared_data
 from tasks.modeling import own_code
 from tasks.system import files, upstream
-from tasks.system.errors import UserError, cut
+from tasks.system.errors import UserError, cut, listed, one_of
 from tasks.tracking import trained_models
-from tasks.tracking.champion import local_run_id
 from tasks.tracking.metrics import points_of
-from tasks.tracking.outbox import mlflow_run_id, present
-from tasks.tracking.store import REFUSALS, is_own_store, open_store, retried, store_uri
+from tasks.tracking.registry import version_of
+from tasks.tracking.store import (
+    REFUSALS,
+    find_or_none,
+    is_own_store,
+    open_own_store,
+    open_registry,
+    own_uri,
+    pages,
+    retried,
+    store_uri,
+)
 from tasks.tracking.trained_models import TrainedModel
+from tasks.tracking.writing import mlflow_run_id, present
 
-ADDRESS = re.compile(r"models:/((?P<model_id>m-[0-9a-f]{32})|(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+)))")
+ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+SHOWN = 5
 
 
 @retried
@@ -42,28 +52,36 @@ def log_model(
     step: int,
     metrics: Mapping[str, float],
 ) -> str:
-    """Log an exported model with its signature, its requirements and the metrics of its evaluation.
+    """Log an exported model in the own store, with its signature, its requirements and the metrics of its evaluation.
 
-    The .keras file is copied as it is; its inputs are the features as prepared, its output float32 (batch,
-    num_outputs). ``mlflow.pyfunc`` loads it with what makes features of raw rows or of files of images, and with the
-    user's own code that it needs; ``mlflow.keras`` loads it where it needs none.
+    The .keras file is copied unchanged; its inputs are the features as prepared, its output is float32 (batch,
+    num_outputs). ``mlflow.pyfunc`` loads it with the encoder of raw rows or image files, and with the user-defined code
+    that it needs; ``mlflow.keras`` loads it if it needs neither.
 
     Args:
-        name: what MLflow calls the model, without its version.
-        keras_file: from the project's folder.
-        step: of training, at which the model was exported.
+        name: the name of the logged model.
+        keras_file: the path relative to the project's folder.
+        step: the training step of the exported checkpoint.
 
     Returns:
         the model's address, ``models:/<model_id>``.
 
     Raises:
-        Unavailable: the tracking server does not answer, or fails.
+        UserError: the run is in another store.
+        Unavailable: the store fails.
     """
-    client = open_store()
+    client = open_own_store()
     run_id = mlflow_run_id(run)
-    found_run = client.get_run(run_id)
+    found_run = find_or_none(lambda: client.get_run(run_id))
+    if found_run is None:
+        before = f"MLFLOW_TRACKING_URI = {run.store}" if run.store else "no MLFLOW_TRACKING_URI"
+        raise UserError(
+            f"run {run.run_id} is not in {own_uri()}: it was started with {before}, so set it to the same value"
+        )
     experiment_id = found_run.info.experiment_id
-    digest = files.digest(config.project_root() / keras_file)
+    path = config.project_root() / keras_file
+    trained_models.verify(f"run {run.run_id}", path, path.with_name(trained_models.MANIFEST))
+    digest = files.digest(path)
     tags = present(
         {"data_version": run.lineage.data_version, "git_commit": run.lineage.git_commit, "keras_file_sha256": digest}
     )
@@ -71,13 +89,13 @@ def log_model(
     if logged is not None and logged.status == LoggedModelStatus.READY:
         return f"models:/{logged.model_id}"
     if logged is None:
-        # Those of its run, by which MLflow's list of models can be sorted and searched.
+        # The parameters of its run, so that MLflow's list of models can be sorted and searched by them.
         params = found_run.data.params
         logged = client.create_logged_model(experiment_id, name, run_id, tags=tags, params=params, model_type="keras")
-    # If one of these fails, the model stays pending, and the next try goes on with it.
+    # If a step fails, the model stays pending, and the next attempt continues with it.
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, "model")
-        _write_model(folder, run, run_id, logged.model_id, keras_file, prepared)
+        _write_model(folder, run, run_id, logged.model_id, path, prepared)
         client.log_model_artifacts(logged.model_id, str(folder))
     outputs = found_run.outputs.model_outputs if found_run.outputs else []
     if logged.model_id not in {output.model_id for output in outputs}:
@@ -90,21 +108,21 @@ def log_model(
 
 
 def _test_dataset(run: Any) -> dict[str, str]:
-    """Return what MLflow's run was tested on, as a metric names it; nothing where MLflow does not say."""
+    """Return the test dataset of an MLflow run as the arguments of a metric; empty if the run has none."""
     inputs = run.inputs.dataset_inputs if run.inputs else []
     tested = [one.dataset for one in inputs if "test" in {tag.value for tag in one.tags}]
     return {"dataset_name": tested[0].name, "dataset_digest": tested[0].digest} if tested else {}
 
 
 def _find_logged(client: mlflow.MlflowClient, experiment_id: str, run_id: str, digest: str) -> Any:
-    """Return the model that was logged from a run's file before, ready or else pending; None where there is none."""
+    """Return the model that was already logged from a run's file, preferably a ready one; None if it does not exist."""
     found = client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'")
     same = [one for one in found if one.tags.get("keras_file_sha256") == digest]
     return min(same, key=lambda one: one.status != LoggedModelStatus.READY, default=None)
 
 
 def _with_time_in_run(client: mlflow.MlflowClient, run_id: str, point: list[Any]) -> list[Any]:
-    """Return a point with the time of the run's own: MLflow gives a model's metrics to its run too, a second time."""
+    """Return a point with the timestamp of the run's own, because MLflow also adds a model's metrics to its run."""
     name, value, _, step = point
     for known in client.get_metric_history(run_id, name):
         if known.step == step and (known.value == value or (known.value != known.value and value != value)):
@@ -117,15 +135,15 @@ def _write_model(
     run: records.Run,
     run_id: str,
     model_id: str,
-    keras_file: str | Path,
+    keras_file: Path,
     prepared: records.PreparedDataset,
 ) -> None:
     """Write an MLflow model into a new folder.
 
-    It is not written by mlflow.keras, which wants the model in memory, and writes another file than the run's.
+    Not with mlflow.keras, which requires the model in memory and writes a file that differs from the run's.
     """
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-    takes_raw = prepared_data.encoder_config(prepared) is not None
+    takes_raw = keras_file.with_name(trained_models.ENCODING).exists()
     packages = ["keras", "numpy", backend, *(["pandas", "pillow"] if takes_raw else [])]
     signature = ModelSignature(
         inputs=Schema(_inputs(prepared.features, takes_raw)),
@@ -135,7 +153,8 @@ def _write_model(
     model.add_flavor(
         "keras", data="data", keras_version=version("keras"), keras_backend=backend, save_exported_model=False
     )
-    code, loader = _write_code(folder.with_name("code"), run.settings["model"]["name"], takes_raw)
+    module, colon, _ = run.model.partition(":")
+    code, loader = _write_code(folder.with_name("code"), keras_file, module if colon else None, takes_raw)
     with upstream.without_a_look_at_packages():
         mlflow.pyfunc.save_model(
             str(folder),
@@ -143,22 +162,23 @@ def _write_model(
             code_paths=code or None,
             mlflow_model=model,
             signature=signature,
-            # Of random pixels, to try the model's server with: the first training image is not MLflow's business.
+            # Random pixels for trying out a model server, because training images must not go to MLflow.
             input_example=_example(prepared.features),
             pip_requirements=[f"{package}=={version(package)}" for package in packages],
         )
     (folder / "data").mkdir()
-    trained_models.write_meaning(folder / "data", prepared)
-    copied = Path(shutil.copyfile(config.project_root() / keras_file, folder / "data" / "model.keras"))
+    trained_models.copy_meaning(keras_file, folder / "data")
+    copied = Path(shutil.copyfile(keras_file, folder / "data" / "model.keras"))
     model.model_size_bytes += copied.stat().st_size
     model.save(str(folder / "MLmodel"))
+    trained_models.write_manifest(folder)
 
 
 def _inputs(features: Mapping[str, records.Feature], takes_raw: bool) -> list[Any]:
-    """Return what MLflow's signature says of the input: the columns of a table, raw; images; or arrays as prepared."""
+    """Return the inputs for MLflow's signature: the raw columns of a table, images, or arrays as prepared."""
     columns = [column for feature in features.values() for column in feature.columns]
     if columns:
-        # Not of a type: MLflow would refuse 3 where a number may be 3.5, and in a category that is written 3.
+        # AnyType, because MLflow would refuse the integer 3 in a column of floats or of categories.
         return [ColSpec("string" if column.kind == "text" else AnyType(), column.name) for column in columns]
     if takes_raw:
         return [TensorSpec(np.dtype(object), (-1,))]  # Lets anything through: the encoder refuses what is not an image.
@@ -169,7 +189,7 @@ def _inputs(features: Mapping[str, records.Feature], takes_raw: bool) -> list[An
 
 
 def _example(features: Mapping[str, records.Feature]) -> Any:
-    """Return one example of no meaning: a row of a table, or arrays of random values."""
+    """Return one artificial example: a row of a table, or arrays of random values."""
     generator = np.random.default_rng(0)
     columns = [column for feature in features.values() for column in feature.columns]
     if columns:
@@ -215,32 +235,29 @@ def _load_pyfunc(path, **options):
 """
 
 
-def _write_code(folder: Path, model_name: str, takes_raw: bool) -> tuple[list[str], str]:
-    """Write the code that a model needs, and return what lies in the folder and the module that loads the model.
+def _write_code(folder: Path, keras_file: Path, module: str | None, takes_raw: bool) -> tuple[list[str], str]:
+    """Write the code that a model needs, and return the paths in the folder and the module that loads the model.
 
-    That is the user's own: Keras knows a class of the user's by its name once the module that registers it is imported,
-    and imports none. And what makes features of raw values.
+    The code consists of the encoder of raw values and the user's code: Keras finds a user-defined class by name only
+    after the import of the module that registers it.
     """
-    root = config.project_root()
-    code = own_code.files(model_name)
-    if not code and not takes_raw:
+    own = keras_file.with_name(trained_models.CODE)
+    if not own.exists() and not takes_raw:
         return [], "mlflow.keras"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True)
     digest = hashlib.sha256()
-    for file in code:
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        digest.update((root / file).read_bytes())
-        shutil.copyfile(root / file, folder / file)
     text = '"""Loads the model."""\n\n'
-    if code:
-        module = model_name.partition(":")[0]
+    if own.exists():
+        shutil.copytree(own, folder, dirs_exist_ok=True)
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            digest.update(file.read_bytes())
         text = f'"""Loads the model, whose classes are registered in {module}."""\n\n'
         text += f"import importlib\n\nimportlib.import_module({module!r})\n\n"
     if takes_raw:
         text += LOADER.replace("ENCODING", trained_models.copy_encoder(folder))
     else:
         text += "from mlflow.keras.load import _load_pyfunc\n"
-    # A process that loads two models must not take one's code for the other's.
+    # A process that loads two models must not mix up their code.
     digest.update(text.encode())
     loader = f"load_{digest.hexdigest()[:12]}"
     (folder / f"{loader}.py").write_text(text, encoding="utf-8")
@@ -248,54 +265,65 @@ def _write_code(folder: Path, model_name: str, takes_raw: bool) -> tuple[list[st
 
 
 @retried
-def find_model(uri: str) -> records.LoggedModel:
-    """Return what a model was logged from: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION`` or ``models:/<model_id>``.
+def fetch_files(address: str | None, folder: str) -> dict[str, str | None]:
+    """Return the paths of the files of a registered model's version, see ``fetch_model``."""
+    return fetch_model(address, folder).places
+
+
+def fetch_model(address: str | None, folder: str) -> TrainedModel:
+    """Return the verified version of a registered model.
+
+    Args:
+        address: ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``; None is the only champion.
+        folder: the target for the version's files; unused if the registry is the own store.
 
     Raises:
-        UserError: it is written otherwise, there is none, or another program registered it.
+        UserError: the version does not exist, its files are damaged, or another program registered it.
         Unavailable: the tracking server does not answer, or fails.
     """
-    client = open_store()
-    found = _find_at(client, uri, "model")
-    run_id = found.source_run_id if isinstance(found, LoggedModel) else found.run_id
-    if "keras_file_sha256" not in found.tags:
-        raise UserError(f"'{uri}' was not registered by stratagem: it does not say which file of a run it is")
-    return records.LoggedModel(
-        run_id=local_run_id(client, run_id) or "", keras_file_sha256=found.tags["keras_file_sha256"]
-    )
-
-
-@retried
-def fetch_model(address: str, folder: str) -> TrainedModel:
-    """Copy a version of a registered model into a folder.
-
-    Raises:
-        UserError: there is none, its files are damaged, or another program registered it.
-        Unavailable: the tracking server does not answer, or fails.
-    """
-    client = open_store()
-    version = _find_at(client, address)
+    client = open_registry()
+    version = _find_at(client, address or _only_champion(client))
+    name = f"{version.name}/{version.version}"
     place = client.get_model_version_download_uri(version.name, version.version)
+    into = None if is_own_store() else folder
     try:
-        found = mlflow.artifacts.download_artifacts(artifact_uri=place, dst_path=folder, tracking_uri=store_uri())
+        found = mlflow.artifacts.download_artifacts(artifact_uri=place, dst_path=into, tracking_uri=store_uri())
     except OSError as error:
-        raise UserError(f"the files of '{address}' cannot be read ({error})") from None
-    model = trained_models.of_folder(Path(found), f"{version.name}/{version.version}", version.tags)
+        raise UserError(f"{name}: its files cannot be read ({error})") from None
+    model = trained_models.of_folder(Path(found), name, version.tags)
     check_code(version.name, version.version, version.tags)
     return model
 
 
-def check_code(name: str, version: str, tags: Mapping[str, str]) -> None:
-    """Refuse a version whose classes are registered in a module of the user's own: to load it imports that. Those of
-    the project's own store may name any; of a server, where others may have written the tags, those that are allowed.
-
-    Args:
-        name: of the registered model.
-        version: its number.
-        tags: of the version.
+def _only_champion(client: mlflow.MlflowClient) -> str:
+    """Return the address of the champion, if exactly one registered model has one.
 
     Raises:
-        UserError: says how the module is allowed.
+        UserError: no registered model has a champion, or several have; names these.
+    """
+    names = sorted(one.name for one in pages(client.search_registered_models) if config.CHAMPION in one.aliases)
+    if len(names) == 1:
+        return f"models:/{names[0]}@{config.CHAMPION}"
+    others = "a run (`stratagem runs`), `latest`, or a file FILE.keras"
+    if not names:
+        raise UserError(f"no registered model is @{config.CHAMPION}: train one with `stratagem run`, or name {others}")
+    raise UserError(
+        f"{len(names)} registered models have a @{config.CHAMPION}: name one of "
+        f"{listed([f'models:/{name}@{config.CHAMPION}' for name in names])}; or {others}"
+    )
+
+
+def check_code(name: str, version: str, tags: Mapping[str, str]) -> None:
+    """Refuse a version whose loading imports a user's module that is not allowed. Versions in the project's own store
+    may name any module; on a server, where others may have written the tags, only modules that are allowed.
+
+    Args:
+        name: the name of the registered model.
+        version: its number.
+        tags: the tags of the version.
+
+    Raises:
+        UserError: explains how to allow the module.
     """
     model = tags.get("model", "")
     if ":" in model and not is_own_store():
@@ -304,54 +332,61 @@ def check_code(name: str, version: str, tags: Mapping[str, str]) -> None:
 
 @retried
 def find_version(address: str) -> records.ModelVersion:
-    """Return the version of a registered model that an address names now; see ``fetch_model``."""
-    found = _find_at(open_store(), address)
-    return records.ModelVersion(
-        name=found.name, version=str(found.version), aliases=tuple(found.aliases), run_id=found.run_id, tags=found.tags
-    )
+    """Return the version of a registered model to which an address currently points; see ``fetch_model``."""
+    client = open_registry()
+    found = _find_at(client, address)
+    return version_of(client, found, found.aliases)
 
 
-def _find_at(client: mlflow.MlflowClient, address: str, what: Literal["version", "model"] = "version") -> Any:
-    """Return the version at an address; with ``model``, also the logged model.
+def _find_at(client: mlflow.MlflowClient, address: str) -> Any:
+    """Return the version at an address.
 
     Raises:
-        UserError: it is written otherwise, or there is none.
+        UserError: the address has another format, or the version does not exist.
     """
     named = ADDRESS.fullmatch(address)
-    if named is None or (named["model_id"] and what == "version"):
-        raise UserError(f"'{address}' names no {what}: write it as models:/NAME@ALIAS or models:/NAME/VERSION")
+    if named is None:
+        shape = "write models:/NAME@ALIAS or models:/NAME/VERSION"
+        raise UserError(f"'{cut(address)}' is not the address of a model: {shape}")
     try:
-        if named["model_id"]:
-            return client.get_logged_model(named["model_id"])
         if named["alias"]:
             return client.get_model_version_by_alias(named["name"], named["alias"])
         return client.get_model_version(named["name"], named["version"])
     except MlflowException as error:
         if error.error_code not in REFUSALS:
             raise
-        known = ", ".join(sorted(f"{one.name}/{one.version}" for one in client.search_model_versions()))
-        raise UserError(f"'{address}' is not in {store_uri()}. There: {cut(known) or 'no model version'}") from None
+        there = [f"models:/{one.name}/{one.version}" for one in client.search_model_versions()]
+        there += [f"models:/{one.name}@{alias}" for one in client.search_registered_models() for alias in one.aliases]
+        see = f"{store_uri()} has: {listed(sorted(there), SHOWN)}" if there else f"{store_uri()} has none"
+        raise UserError(one_of("model", address, there, see)) from None
 
 
 def predict(place: str, tracking_uri: str, features: Mapping[str, Any], encoded: bool) -> Any:
-    """Return the outputs of a logged model for rows, float (n, num_outputs), loaded as a server of models would load
-    it.
+    """Load a logged model as a model server does, and return its outputs, float (n, num_outputs).
 
     Args:
-        place: where its files lie, see ``registry.model_place``.
-        tracking_uri: of the store that may be asked for them.
-        features: as prepared, each (n, *shape); without any the model is given its own example.
-        encoded: whether the model takes rows of a table: then these are given to the Keras model in it, because as
-            prepared they are no such rows any more; and the whole is given its own example.
+        place: its artifact location, see ``registry.model_place``.
+        tracking_uri: the address of the store that has the files.
+        features: the features as prepared, each (n, *shape).
+        encoded: whether the model takes rows of a table: then the inner Keras model gets the features, because they are
+            already encoded, and the whole model gets its own input example.
+
+    Raises:
+        UserError: its files are missing or damaged.
     """
+    before = os.environ.get("MLFLOW_TRACKING_URI")
     mlflow.set_tracking_uri(tracking_uri)
-    # Its warnings are of packages, and to have any MLflow reads the lists of files of all that are installed.
-    model = mlflow.pyfunc.load_model(place, suppress_warnings=True)
-    if not features:
-        example = model.input_example
-        return np.asarray([] if example is None else model.predict(example))
-    given = records.as_input(dict(features))
-    if not encoded:
-        return np.asarray(model.predict(given))
-    model.predict(model.input_example)
-    return np.asarray(model.get_raw_model().predict(given, verbose=0))
+    try:
+        folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=place))
+        trained_models.verify_version("the model", folder)
+        # Its warnings concern packages, and to find them MLflow reads the file lists of all installed packages.
+        model = mlflow.pyfunc.load_model(str(folder), suppress_warnings=True)
+        given = records.as_input(dict(features))
+        if not encoded:
+            return np.asarray(model.predict(given))
+        model.predict(model.input_example)
+        return np.asarray(model.get_raw_model().predict(given, verbose=0))
+    finally:
+        mlflow.set_tracking_uri(None)  # It also removes the variable.
+        if before is not None:
+            os.environ["MLFLOW_TRACKING_URI"] = before

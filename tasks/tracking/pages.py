@@ -1,12 +1,11 @@
-"""MLflow's pages and API on a socket that it is given, for whoever has the key: `python -m tasks.tracking.pages FD`.
+"""Serves MLflow's UI and API on an inherited socket, protected by a key: `python -m tasks.tracking.pages FD`.
 
-MLflow has no key of its own without packages that are not installed here (its `basic-auth` imports flask-wtf), and asks
-nobody for one by default: every user of the machine could read the project's runs and delete them. So its application
-is served inside one that asks. Its check of Origin lets pages of every port of this machine in, so the one outside
-refuses all but its own.
+By default MLflow requires no login, and its `basic-auth` needs a package that is not installed (flask-wtf): every user
+of the machine could read and delete the project's runs. So this module wraps MLflow's application in one that requires
+the key. MLflow's check of Origin accepts pages from every port of this machine; the wrapper accepts only its own.
 
-The environment says what is served, MLFLOW_TRACKING_URI, and to whom, STRATAGEM_KEY (`user:password`); a command line
-is read by every user. Jobs, which MLflow's own command starts processes for, are off.
+The environment contains the store, MLFLOW_TRACKING_URI, and the key, STRATAGEM_KEY (`user:password`), because every
+user can read a command line. MLflow's jobs, which start further processes, are disabled.
 """
 
 import os
@@ -17,12 +16,15 @@ from tasks.system.access import NAMES, guarded
 
 
 def main() -> None:
-    """Serve until this process is ended."""
+    """Serve until this process ends."""
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
     os.environ["MLFLOW_SERVER_ALLOWED_HOSTS"] = ",".join(f"{name}:*" for name in NAMES)
     import uvicorn
     from mlflow.server.constants import BACKEND_STORE_URI_ENV_VAR
 
+    from tasks.tracking.store import open_store
+
+    open_store()  # A new store that MLflow's server and a run make at the same moment stays broken for ever.
     os.environ[BACKEND_STORE_URI_ENV_VAR] = os.environ["MLFLOW_TRACKING_URI"]
     from mlflow.server.fastapi_app import app
 

@@ -1,10 +1,18 @@
-"""Versions in MLflow's registry: making them of logged models, giving them their aliases, listing them."""
+"""Versions in MLflow's registry: registers logged models, sets their aliases, lists versions, and moves the alias
+`champion` to a version or back to the previous one.
+
+MLflow keeps no history of an alias. A tag of the registered model lists the champions, oldest first. It is written
+before the alias moves, and moving the alias is one write. So if the process is killed at any point, exactly one version
+has the alias, and versions after it in the tag have not become the champion.
+"""
 
 import contextlib
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import mlflow
 from filelock import FileLock, Timeout
@@ -12,246 +20,298 @@ from mlflow.exceptions import MlflowException
 
 from tasks import config, records
 from tasks.records import Judgement
-from tasks.system.errors import StratagemError, UserError, cut
-from tasks.tracking.champion import (
-    ROLLED_BACK,
-    champion_of,
+from tasks.runs import entries
+from tasks.system import network
+from tasks.system.errors import StratagemError, UserError, cut, one_of
+from tasks.tracking.store import (
+    NOT_THERE,
+    REFUSALS,
+    SQLITE,
+    Unavailable,
     find_or_none,
-    find_registered,
-    history_of,
-    local_run_id,
-    promote,
+    is_own_store,
+    open_store,
+    pages,
+    retried,
+    store_uri,
 )
-from tasks.tracking.lifecycle import set_tags
-from tasks.tracking.outbox import mlflow_run_id
-from tasks.tracking.store import SQLITE, is_own_store, open_store, pages, retried, store_uri
+from tasks.tracking.writing import set_tags
 
+HISTORY = "champion_history"
+# The tag of a copied run with its id in mlruns/.
+RUN_ID = "stratagem.run_id"
+# MLflow's UI uses this tag to link a model to its version.
+VERSIONS_TAG = "mlflow.modelVersions"
+# The tag of a version that lost the alias in a rollback: it only becomes the champion again with --force.
+ROLLED_BACK = "rolled_back"
 MAX_TAG = 4000
 LOCK_SECONDS = 3600.0
 
 
-class Candidate(NamedTuple):
-    """A logged model that is to become a version."""
+class Versions(NamedTuple):
+    """The versions of a registered model in MLflow."""
 
-    run: records.Run
-    model_uri: str
-    """``models:/<model_id>``."""
     name: str
-    """The registered model."""
-    alias: str
-    """The alias that each version gets."""
-    tags: Mapping[str, str]
-    """The tags of a new version."""
-    metric: str
-    """The tag that says how good the model is."""
-    better: Literal["higher", "lower"]
-    """Which values of the metric are better."""
+    """The name of the registered model."""
+    found: Mapping[str, Any]
+    """MLflow's versions, by number."""
+    aliases: Mapping[str, str]
+    """The version of each alias."""
+    history: list[str]
+    """The champions, oldest first, up to the current one; all of them if no version has the alias."""
+
+    @property
+    def champion(self) -> str | None:
+        """The current champion."""
+        return self.aliases.get(config.CHAMPION)
+
+    @property
+    def lost(self) -> str | None:
+        """The last champion, if no version has the alias any more."""
+        return self.history[-1] if self.history and self.champion is None else None
+
+    def find(self, model_digest: str) -> str | None:
+        """Return the version with this model, None if it is not registered."""
+        same = [version for version, one in self.found.items() if one.tags.get("model_digest") == model_digest]
+        return min(same, key=int, default=None)
+
+    def tags(self, version: str | None) -> Mapping[str, str]:
+        """Return the tags of a version; empty if it does not exist."""
+        return self.found[version].tags if version is not None and version in self.found else {}
 
 
-class CurrentVersions(NamedTuple):
-    """The versions of a registered model, before a candidate becomes one of them."""
+class Rollback(NamedTuple):
+    """A planned rollback."""
 
-    own: str | None
-    """The version that is the candidate's model already."""
-    has_alias: bool
-    """Whether ``own`` has the alias that each version gets."""
-    rolled_back: str | None
-    """When ``own`` was rolled back, if it was."""
-    champion: str | None
-    """The version that is the champion."""
-    champion_tags: Mapping[str, str]
-    lost: str | None
-    """The last champion, where no version is the champion any more."""
-
-
-@contextlib.contextmanager
-def registering() -> Iterator[None]:
-    """Let no other process of this machine register or roll back in the store within the block.
-
-    The lock is a file beside the store; of a server's, in this project's mlruns/. Two machines, or two projects, at one
-    server do not exclude each other: the last writer wins.
-
-    Raises:
-        StratagemError: another process has held the lock for an hour.
-    """
-    place: str | Path = store_uri()
-    folder = config.project_root() / "mlruns"
-    if is_own_store():
-        place = Path(store_uri().removeprefix(SQLITE)).absolute()
-        folder = place.parent
-    lock = FileLock(folder / ".registry.lock", timeout=LOCK_SECONDS)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise StratagemError(
-            f"another process has registered a model in {place} for over an hour: end it, and register again"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+    versions: Versions
+    version: str
+    """The version that the alias moves to."""
+    run_id: str | None
+    """The id of the run that registered that version, in mlruns/ or MLflow; None if the version names no run."""
+    missing: tuple[str, ...]
+    """Deleted versions in between."""
+    earlier: list[str]
+    """The champions before the current one."""
 
 
 @retried
-def find_current_versions(candidate: Candidate) -> CurrentVersions:
-    """Return the versions that a candidate meets; nothing is written.
+def find_versions(name: str) -> Versions:
+    """Return the versions of a registered model, which need not exist; this only reads.
 
     Raises:
         Unavailable: the tracking server does not answer, or fails.
     """
     client = open_store()
-    model = find_registered(client, candidate.name)
+    model = find_or_none(lambda: client.get_registered_model(name))
     if model is None:
-        return CurrentVersions(None, False, None, None, {}, None)
-    own = _find_version(client, candidate, _source(candidate.model_uri))
-    champion, history = champion_of(model), history_of(model)
-    return CurrentVersions(
-        own=own and str(own.version),
-        has_alias=own is not None and str(model.aliases.get(candidate.alias)) == str(own.version),
-        rolled_back=own and own.tags.get(ROLLED_BACK),
-        champion=champion,
-        champion_tags=client.get_model_version(candidate.name, champion).tags if champion else {},
-        lost=history[-1] if history and champion is None else None,
-    )
+        return Versions(name, {}, {}, [])
+    aliases = {alias: str(version) for alias, version in model.aliases.items()}
+    champion = aliases.get(config.CHAMPION)
+    history = [version for version in str(model.tags.get(HISTORY, "")).split(", ") if version.isdigit()]
+    if champion is not None and champion not in history:
+        history.append(champion)  # Somebody gave it the alias by hand; or the first one's process was killed.
+    elif champion is not None:
+        history = history[: _end_of(champion, history)]
+    versions = {str(one.version): one for one in pages(client.search_model_versions, filter_string=f"name = '{name}'")}
+    return Versions(name, versions, aliases, history)
+
+
+def _end_of(version: str, history: list[str]) -> int:
+    """Return the length of a history up to the last occurrence of a version."""
+    return len(history) - history[::-1].index(version)
+
+
+def _write_history(client: mlflow.MlflowClient, name: str, history: list[str]) -> None:
+    client.set_registered_model_tag(name, HISTORY, ", ".join(history[-500:]))
+
+
+def _promote(client: mlflow.MlflowClient, before: Versions, version: str) -> None:
+    """Move the alias `champion` to a version."""
+    history = [*before.history, version]
+    if len(history) > 1:
+        _write_history(client, before.name, history)
+    client.set_registered_model_alias(before.name, config.CHAMPION, version)
+    if len(history) == 1:  # A tag without an alias would say that the first champion was lost.
+        _write_history(client, before.name, history)
+
+
+@retried
+def find_rollback(name: str) -> Rollback:
+    """Return the rollback to the previous champion; this only reads.
+
+    Raises:
+        UserError: the registered model does not exist, or has no previous champion.
+        Unavailable: the tracking server does not answer, or fails.
+    """
+    client, versions = open_store(), find_versions(name)
+    names = [] if versions.found else [one.name for one in pages(client.search_registered_models)]
+    if not versions.found and name not in names:
+        if not names:
+            raise UserError(f"unknown registered model '{name}': no model is registered in {store_uri()}")
+        raise UserError(one_of("registered model", name, names))
+    champion = versions.champion
+    earlier = versions.history[:-1] if champion is not None else versions.history
+    kept = [version for version in earlier if version in versions.found]
+    if not kept:
+        gone = f", and version {', '.join(earlier)} no longer exists" if earlier else ""
+        who = "no version is" if champion is None else f"version {champion} is the first that was"
+        raise UserError(f"'{name}' cannot be rolled back: {who} @{config.CHAMPION}{gone}")
+    missing = tuple(earlier[_end_of(kept[-1], earlier) :])
+    return Rollback(versions, kept[-1], local_run_id(client, versions.found[kept[-1]].run_id), missing, earlier)
+
+
+@retried
+def move_champion_back(back: Rollback) -> None:
+    """Move the alias `champion` back to the previous champion.
+
+    The current champion gets the tag ``rolled_back``: only a forced registration makes it the champion again.
+
+    Raises:
+        UserError: MLflow refuses, for instance because a version was deleted after ``find_rollback``.
+        Unavailable: the tracking server does not answer, or fails.
+    """
+    client, name, champion = open_store(), back.versions.name, back.versions.champion
+    try:
+        if champion is not None:
+            # Versions after the current champion in the tag have not become the champion: drop them.
+            _write_history(client, name, [*back.earlier, champion])
+            client.set_model_version_tag(name, champion, ROLLED_BACK, records.now())
+        client.set_registered_model_alias(name, config.CHAMPION, back.version)
+        _write_history(client, name, back.earlier[: _end_of(back.version, back.earlier)])
+    except MlflowException as error:
+        if error.error_code != NOT_THERE:
+            raise
+        raise UserError(
+            f"'{name}' cannot be rolled back to version {back.version}: {error}. Run `stratagem models "
+            f"rollback {name}` again"
+        ) from None
+
+
+@contextlib.contextmanager
+def registering() -> Iterator[None]:
+    """Prevent other processes of this machine from registering or rolling back in the store during the block.
+
+    The lock is a file next to the store. For a server, there are two: one in this project's mlruns/, and one of all
+    projects of this user in ~/.cache/stratagem. Two machines do not exclude each other: the last writer wins.
+
+    Raises:
+        StratagemError: another process has held the lock for an hour.
+    """
+    place: str | Path = network.without_userinfo(store_uri())
+    paths = [config.project_root() / "mlruns" / ".registry.lock"]
+    if is_own_store():
+        place = Path(store_uri().removeprefix(SQLITE)).absolute()
+        paths = [place.with_name(".registry.lock")]
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "stratagem")
+        with contextlib.suppress(OSError):
+            cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.append(cache / f"{hashlib.sha256(str(place).rstrip('/').encode()).hexdigest()}.lock")
+    with contextlib.ExitStack() as held:
+        for path in paths:
+            try:
+                held.enter_context(FileLock(path, timeout=LOCK_SECONDS))
+            except Timeout:
+                raise StratagemError(
+                    f"another process has registered a model in {place} for over an hour: end it, and register again"
+                ) from None
+            except OSError:
+                if path is paths[0]:  # Without a writable home, the project's lock has to be enough.
+                    raise
+        yield
 
 
 @retried
 def model_place(model_uri: str) -> str:
-    """Return where the files of a logged model, ``models:/<model_id>``, lie: an address that MLflow reads."""
+    """Return the artifact location of a logged model, ``models:/<model_id>``."""
     place: str = open_store().get_logged_model(model_uri.removeprefix("models:/")).artifact_location
     return place
 
 
 @retried
-def fetch_keras_file(name: str, version: str, folder: Path) -> Path:
-    """Copy the .keras file of a version into a folder, and return where it lies.
+def register_version(
+    run: records.Run, model_uri: str, name: str, tags: Mapping[str, str], section: config.Register, judgement: Judgement
+) -> records.RegisteredModel:
+    """Register a logged model as a version, and set the version's aliases.
 
-    Raises:
-        UserError: it has none, or is no longer there.
-        Unavailable: the tracking server does not answer, or fails.
-    """
-    client = open_store()
-    place = find_or_none(lambda: client.get_model_version_download_uri(name, version))
-    if place is None:
-        raise UserError(f"version {version} of '{name}' is no longer there")
-    try:
-        file = mlflow.artifacts.download_artifacts(
-            artifact_uri=f"{place}/data/model.keras", dst_path=str(folder), tracking_uri=store_uri()
-        )
-    except OSError as error:
-        raise UserError(f"the files of version {version} of '{name}' cannot be read ({error})") from None
-    return Path(file)
-
-
-@retried
-def register_version(candidate: Candidate, judgement: Judgement) -> records.RegisteredModel:
-    """Make a logged model a version of a registered model, and give the version its aliases.
-
-    A version whose tag ``model_digest`` is the same is used again.
+    An existing version with the same tag ``model_digest`` is reused.
 
     Args:
-        candidate: the model.
-        judgement: whether it becomes the champion, in the place of the version ``judgement.against``.
+        run: the run that trained the model.
+        model_uri: ``models:/<model_id>`` in the store with the registry.
+        name: the name of the registered model.
+        tags: the tags of a new version.
+        section: the alias that each version gets, and the metric of its quality.
+        judgement: whether the version replaces the champion ``judgement.against``.
 
     Raises:
-        Unavailable: the tracking server does not answer, or fails.
-        StratagemError: MLflow did not make the version ready; the aliases stay where they were.
+        Unavailable: the tracking server does not answer, or fails, or the version is not ready: the aliases are
+            unchanged.
     """
     client = open_store()
-    run, name, alias = candidate.run, candidate.name, candidate.alias
-    with contextlib.suppress(MlflowException):
-        client.create_registered_model(name)
-    made, notes = _make_version(client, candidate)
-    notes += _note_worse(client, candidate, made, client.get_registered_model(name).aliases.get(alias))
-    before = client.get_registered_model(name)
-    if judgement.promoted and champion_of(before) not in (judgement.against, str(made.version)):
-        reason = (
-            f"another registration moved @{config.CHAMPION} meanwhile. Then `stratagem register --run {run.run_id}`"
-        )
-        judgement = judgement.model_copy(update={"promoted": False, "reason": reason})
-    # Before the aliases move, so that each move has its reason.
-    reasons = {"gate": cut(judgement.reason, MAX_TAG)} | ({"forced": "true"} if judgement.forced else {})
-    for key, text in reasons.items():
-        client.set_model_version_tag(name, made.version, key, text)
-    client.set_registered_model_alias(name, alias, made.version)
-    aliases = [alias]
-    if judgement.promoted:
-        promote(client, before, str(made.version))
-    if judgement.promoted or champion_of(before) == str(made.version):
+    model_id = model_uri.removeprefix("models:/")
+    source_run_id = client.get_logged_model(model_id).source_run_id
+    made = make_version(client, model_id, source_run_id, name, tags)
+    version, before = str(made.version), find_versions(name)
+    of_run = {"model_version": f"{name}/{version}", "gate": cut(judgement.reason, MAX_TAG)}
+    if judgement.forced:
+        of_run["forced"] = "true"
+        client.set_model_version_tag(name, version, "forced", "true")
+    # A version that is trained again keeps the evidence on which it was judged before.
+    evidence = made.tags.get("gate", "")
+    if judgement.reason not in evidence:
+        added = f"{evidence}; run {run.run_id[:6]}: {judgement.reason}" if evidence else judgement.reason
+        # Set before the aliases move, so that each move has its reason.
+        client.set_model_version_tag(name, version, "gate", cut(added, MAX_TAG))
+    client.set_registered_model_alias(name, section.alias, version)
+    aliases = [section.alias]
+    if judgement.promoted and before.champion != version:
+        _promote(client, before, version)
+    if judgement.promoted or before.champion == version:
         aliases.append(config.CHAMPION)
-    # What MLflow's pages link the model to its version with.
-    client.set_logged_model_tags(
-        candidate.model_uri.removeprefix("models:/"),
-        {"mlflow.modelVersions": json.dumps([{"name": name, "version": made.version}])},
-    )
-    set_tags(run, {"model_version": f"{name}/{made.version}", **reasons})
+    set_tags(run, of_run)
+    other = f"the same model as run {made.run_id}'s: version {version} is used again"
     return records.RegisteredModel(
         run_id=run.run_id,
-        model_uri=candidate.model_uri,
+        model_uri=model_uri,
         model_name=name,
-        model_version=str(made.version),
+        model_version=version,
         aliases=tuple(aliases),
         reason=None,
-        notes=tuple(notes),
+        notes=() if made.run_id == source_run_id else (other,),
         judgement=judgement,
     )
 
 
-def _make_version(client: mlflow.MlflowClient, candidate: Candidate) -> tuple[Any, list[str]]:
-    """Return the version of a model, new or used again, and notes about it."""
-    name, run_id = candidate.name, mlflow_run_id(candidate.run)
-    source = _source(candidate.model_uri)
-    made = _find_version(client, candidate, source)
+def make_version(client: mlflow.MlflowClient, model_id: str, run_id: str, name: str, tags: Mapping[str, str]) -> Any:
+    """Return the version that a logged model has in the registry; one with the same tag ``model_digest`` is reused.
+
+    Raises:
+        Unavailable: the version is not ready.
+    """
+    with contextlib.suppress(MlflowException):  # It is there.
+        client.create_registered_model(name)
+    same = client.search_model_versions(f"name = '{name}' AND tags.model_digest = '{tags['model_digest']}'")
+    made = min(same, key=lambda one: int(one.version), default=None)
     if made is None:
-        model_id = candidate.model_uri.removeprefix("models:/")
-        made = client.create_model_version(name, source, run_id, tags=dict(candidate.tags), model_id=model_id)
+        # MLflow resolves `models:/` in the process' default store, perhaps a different one; a server uses its own.
+        source = client.get_logged_model(model_id).artifact_location if is_own_store() else f"models:/{model_id}"
+        made = client.create_model_version(
+            name, source, run_id, tags=dict(tags), await_creation_for=0, model_id=model_id
+        )
     status = client.get_model_version(name, made.version).status
     if status != "READY":
-        raise StratagemError(
-            f"version {made.version} of model '{name}' is {status}: '{candidate.alias}' was not moved to it"
+        raise Unavailable(
+            f"{store_uri()}: the new version of model '{name}' is {status}, not READY: no alias was moved"
         )
-    if made.run_id == run_id:
-        return made, []
-    return made, [f"the same model as run {made.run_id}'s: version {made.version} is used again"]
-
-
-def _source(model_uri: str) -> str:
-    """Return what a version is made of."""
-    # MLflow looks `models:/` up in the process' default store, which need not be this one; a server uses its own.
-    return model_place(model_uri) if is_own_store() else model_uri
-
-
-def _note_worse(client: mlflow.MlflowClient, candidate: Candidate, made: Any, before: Any) -> list[str]:
-    """Return a note, and save it as a tag, if the alias that each version gets moves to a worse model."""
-    if before is None or str(before) == str(made.version):
-        return []
-    metric, value = candidate.metric, float(candidate.tags[candidate.metric])
-    was = client.get_model_version(candidate.name, before).tags.get(metric)
-    if was is None or not (value > float(was) if candidate.better == "lower" else value < float(was)):
-        return []
-    note = f"@{candidate.alias} moved to a worse model: {metric} {value:.4f}, version {before} has {was}"
-    client.set_model_version_tag(candidate.name, made.version, "alias_moved", note)
-    set_tags(candidate.run, {"alias_moved": note})
-    return [note]
-
-
-def _find_version(client: mlflow.MlflowClient, candidate: Candidate, source: str) -> Any:
-    """Return the version that is this model already, None where there is none.
-
-    A second version that a request with a lost reply has made is deleted, unless it has an alias.
-    """
-    name, run_id = candidate.name, mlflow_run_id(candidate.run)
-    same = client.search_model_versions(f"name = '{name}' AND tags.model_digest = '{candidate.tags['model_digest']}'")
-    first, *others = sorted(same, key=lambda one: int(one.version)) or [None]
-    for one in others:
-        if one.run_id == run_id and one.source == source and one.source == first.source and not one.aliases:
-            client.delete_model_version(name, one.version)
-    return first
+    link = json.dumps([{"name": name, "version": str(made.version)}])
+    client.set_logged_model_tags(model_id, {VERSIONS_TAG: link})
+    return made
 
 
 @retried
 def list_versions() -> list[records.ModelVersion]:
-    """Return all versions of all registered models, by name and number; none where there is no store yet.
+    """Return all versions of all registered models, sorted by name and number; empty if the store does not exist yet.
 
     Raises:
         UserError: the store cannot be used.
@@ -265,14 +325,29 @@ def list_versions() -> list[records.ModelVersion]:
     for model in pages(client.search_registered_models):
         for alias, version in model.aliases.items():
             aliases.setdefault((model.name, str(version)), []).append(alias)
-    found = [
-        records.ModelVersion(
-            name=one.name,
-            version=str(one.version),
-            aliases=tuple(sorted(aliases.get((one.name, str(one.version)), ()))),
-            run_id=local_run_id(client, one.run_id),
-            tags=one.tags,
-        )
-        for one in pages(client.search_model_versions)
-    ]
-    return sorted(found, key=lambda one: (one.name, int(one.version)))
+    found = sorted(pages(client.search_model_versions), key=lambda one: (one.name, int(one.version)))
+    return [version_of(client, one, aliases.get((one.name, str(one.version)), ())) for one in found]
+
+
+def version_of(client: mlflow.MlflowClient, found: Any, aliases: Iterable[str]) -> records.ModelVersion:
+    """Return the record of one of MLflow's versions, which names the aliases only if it was looked up alone."""
+    return records.ModelVersion(
+        name=found.name,
+        version=str(found.version),
+        aliases=tuple(sorted(aliases)),
+        run_id=local_run_id(client, found.run_id),
+        tags=found.tags,
+    )
+
+
+def local_run_id(client: Any, run_id: str | None) -> str | None:
+    """Return a run's id in mlruns/, which differs from MLflow's id for a copied run."""
+    if not run_id or entries.look_up(run_id) is not None:
+        return run_id or None
+    try:
+        found: str = client.get_run(run_id).data.tags.get(RUN_ID, run_id)
+    except MlflowException as error:
+        if error.error_code not in REFUSALS:
+            raise
+        return run_id  # Deleted for good.
+    return found

@@ -1,6 +1,7 @@
-"""The store of runs and models: where it is, whether it answers, what is made in it once.
+"""The MLflow stores of runs and models: their addresses, availability and creation.
 
-It is mlruns/mlflow.db with its files in mlruns/artifacts, or what MLFLOW_TRACKING_URI names.
+Runs are written to the project's own store: mlruns/mlflow.db with its files in mlruns/artifacts, or an SQLite file in
+MLFLOW_TRACKING_URI. If that variable names a server, models are registered on the server, and runs are copied to it.
 """
 
 import contextlib
@@ -27,12 +28,14 @@ SQLITE = "sqlite:///"
 
 PAGE = 100
 
-# What MLflow will not take at any other time either.
+# Errors that a retry cannot fix.
 REFUSALS = ("BAD_REQUEST", "INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")
 
 
-# Between two tries of the same.
-PAUSES_SECONDS = (0.5, 2.0)
+NOT_THERE = "RESOURCE_DOES_NOT_EXIST"
+
+# Pauses between retries.
+PAUSES_SECONDS = (0.5, 1.0, 2.0, 2.0)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,27 +46,41 @@ class Unavailable(UserError):
 
 
 def store_uri() -> str:
-    """Return the address of the tracking store, which is the model registry too."""
+    """Return the address of the store with the model registry: the team's server if set, else the own store."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{relocation.own_store()}"
 
 
+def own_uri() -> str:
+    """Return the address of the store that runs are written to, a local file."""
+    return store_uri() if is_own_store() else f"{SQLITE}{relocation.own_store()}"
+
+
 def is_own_store() -> bool:
-    """Return whether the store is a file of this machine's, and no server that others write to."""
+    """Return whether the registry is in the own store, not on a server that others write to."""
     return store_uri().startswith(SQLITE)
 
 
-def open_store() -> mlflow.MlflowClient:
-    """Return a client of the store. A SQLite store that does not exist yet is made, by one process only.
+def open_own_store() -> mlflow.MlflowClient:
+    """Return a client of the store that runs are written to; see ``open_store``."""
+    return open_store(own_uri())
+
+
+def open_store(uri: str | None = None) -> mlflow.MlflowClient:
+    """Return a client of the store with the registry. If a SQLite store does not exist yet, exactly one process creates
+    it.
+
+    Args:
+        uri: the address of another store.
 
     Raises:
-        UserError: the store cannot be written, is no MLflow store, is of another MLflow version, or does not answer; or
-            its folder has a name that MLflow cannot use.
+        UserError: the store is not writable, is not an MLflow store, has another MLflow version, or does not answer; or
+            MLflow cannot use the name of its folder.
     """
-    uri = store_uri()
+    uri = uri or store_uri()
     if uri.startswith(SQLITE):
         if "?" in uri:  # MLflow would make a file beside the project.
             raise UserError(
-                f"MLflow cannot use {uri}: what stands behind a `?` is not part of a file's name to it. Rename that "
+                f"MLflow cannot use {uri}: it does not treat the part after `?` as part of a file name. Rename that "
                 "folder, or give MLFLOW_TRACKING_URI=sqlite:///FILE, or a server's address"
             )
         path = Path(uri.removeprefix(SQLITE)).absolute()
@@ -71,7 +88,7 @@ def open_store() -> mlflow.MlflowClient:
             make_store(path)
         _check_schema(path)
         if path == relocation.own_store():
-            relocation.mend()
+            relocation.correct_paths()
     elif uri.startswith(("http://", "https://")):
         _check_server(uri)
     try:
@@ -81,17 +98,29 @@ def open_store() -> mlflow.MlflowClient:
         raise UserError(f"{name} {uri} cannot be used: {error}") from None
 
 
-def make_store(path: Path) -> None:
-    """Make an empty SQLite store; one process does it.
+def open_registry() -> mlflow.MlflowClient:
+    """Return a client for reading the registry, without creating its store; see ``open_store``.
 
     Raises:
-        UserError: its folder cannot be written.
+        UserError: the store does not exist.
+    """
+    path = Path(store_uri().removeprefix(SQLITE))
+    if store_uri().startswith(SQLITE) and not path.exists():
+        raise UserError(f"no model is registered yet: {path} does not exist. `stratagem run` trains and registers one")
+    return open_store()
+
+
+def make_store(path: Path) -> None:
+    """Create an empty SQLite store, unless another process has created it.
+
+    Raises:
+        UserError: its folder is not writable.
     """
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Several first runs at once, or one that is killed inside the migration, would leave a broken store for ever.
+        # Without the lock and the rename, simultaneous first runs or a kill during the migration would break the store.
         with FileLock(path.with_name(f".{path.name}.lock"), timeout=120):
             if path.exists():
                 return
@@ -103,31 +132,31 @@ def make_store(path: Path) -> None:
             os.replace(building / path.name, path)
             shutil.rmtree(building)
     except OSError as error:
-        raise UserError(f"{path} cannot be made ({error}): make {path.parent} a folder that you can write to") from None
+        raise UserError(f"{path} cannot be created ({error}): make {path.parent} a writable folder") from None
 
 
 def _check_schema(path: Path) -> None:
-    """Refuse what MLflow would damage or misname: to it a newer store is "out-of-date", and a broken one is empty."""
+    """Refuse stores that MLflow would misreport or damage: it calls a newer store "out-of-date", a broken one empty."""
     if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
-        raise UserError(f"{path} cannot be written: give yourself write access to it and to its folder")
+        raise UserError(f"{path} cannot be written: make it and its folder writable")
     try:
         with contextlib.closing(sqlite3.connect(path, timeout=20)) as connection:
             (revision,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     except (sqlite3.Error, TypeError) as error:
         raise UserError(
-            f"{path} is not an MLflow store ({error}): move it away; the next run makes a new one"
+            f"{path} is not an MLflow store ({error}): move it away; the next run creates a new one"
         ) from None
     migrations = Path(mlflow.__file__).parent / "store" / "db_migrations" / "versions"
     if not any(migrations.glob(f"{revision}_*.py")):
         raise UserError(
             f"{path} was written by a newer MLflow than the installed {mlflow.__version__} (its schema is {revision}): "
-            "install that MLflow, or move the file away; the next run makes a new one"
+            "install that MLflow, or move the file away; the next run creates a new one"
         )
 
 
 def _check_server(uri: str) -> None:
-    # MLflow's client tries for 246 s before it says that a server is down.
-    # One that is down refuses at once; a busy one may take as long as for any other request.
+    # MLflow's client retries for 246 s before it reports that a server is down.
+    # A server that is down refuses immediately; a busy server gets the usual timeout.
     seconds = 3.0, min(float(MLFLOW_HTTP_REQUEST_TIMEOUT.get()), 30.0)
     if (reason := network.unreachable_reason(f"{uri.rstrip('/')}/health", seconds)) is not None:
         raise Unavailable(
@@ -136,13 +165,13 @@ def _check_server(uri: str) -> None:
 
 
 def retried(work: Callable[P, T]) -> Callable[P, T]:
-    """Return work that is tried again when the store did not do it or did not answer; twice done, it must be as once.
+    """Retry a function when the store fails or does not answer; the function must be idempotent.
 
-    MLflow's own client would send the same request again without looking whether the first one was done, and its reply
-    lost: so came two runs, and two versions, of one training.
+    MLflow's own client resends a request without checking whether the first one succeeded: lost replies created two
+    runs and two versions of one training.
 
     Raises:
-        Unavailable: the store does not do it at any other time either, or does not answer any more.
+        Unavailable: the store still fails after all attempts.
     """
 
     @functools.wraps(work)
@@ -156,8 +185,8 @@ def retried(work: Callable[P, T]) -> Callable[P, T]:
                 full = files.find_full_disk(error, store_uri().removeprefix(SQLITE))
                 if full is not None and is_own_store():
                     raise full from None
-                if pause is None:
-                    raise Unavailable(f"{store_uri()}: MLflow does not do what it is asked ({error})") from None
+                if pause is None or "timed out" in str(error):  # A server that hangs is not asked again.
+                    raise Unavailable(f"{store_uri()}: MLflow fails ({error})") from None
             time.sleep(pause)
         raise AssertionError
 
@@ -165,7 +194,7 @@ def retried(work: Callable[P, T]) -> Callable[P, T]:
 
 
 def pages(search: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[Any]:
-    """Yield all that a search finds."""
+    """Yield the results of all pages of a search."""
     token = None
     while True:
         page = search(*arguments, max_results=PAGE, page_token=token, **options)
@@ -174,30 +203,50 @@ def pages(search: Callable[..., Any], *arguments: Any, **options: Any) -> Iterat
             return
 
 
-def find_experiment(client: mlflow.MlflowClient, name: str) -> str:
-    """Return the id of an experiment, which is made if it is not there.
+def find_or_none(get: Callable[[], Any]) -> Any:
+    """Return the result of a request, None if the object does not exist."""
+    try:
+        return get()
+    except MlflowException as error:
+        if error.error_code != NOT_THERE:
+            raise
+        return None
+
+
+def find_experiment(client: mlflow.MlflowClient, name: str, uri: str) -> str:
+    """Return the id of an experiment; create the experiment if it does not exist.
+
+    Args:
+        client: a client of the store.
+        name: the name of the experiment.
+        uri: the address of the store.
 
     Raises:
-        UserError: it was deleted.
+        UserError: the experiment was deleted.
+        Unavailable: the server's answer has no id.
     """
     found = client.get_experiment_by_name(name)
     if found is None:
-        # MLflow's default would be relative to the folder that the user happens to be in.
-        uri = store_uri()
+        # MLflow's default would be relative to the current working directory.
         beside = Path(uri.removeprefix(SQLITE)).absolute().parent if uri.startswith(SQLITE) else None
         location = (beside / "artifacts" / name).as_uri() if beside else None
         try:
-            # The tag makes MLflow's pages show training runs at the side, instead of prompts and agents.
-            made: str = client.create_experiment(name, location, {"mlflow.experimentKind": "custom_model_development"})
-            return made
+            # With this tag, MLflow's sidebar shows training runs instead of prompts and agents.
+            made = client.create_experiment(name, location, {"mlflow.experimentKind": "custom_model_development"})
+            return _present(made, uri)
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
             found = client.get_experiment_by_name(name)  # Another process was quicker.
     if found.lifecycle_stage == "deleted":
         raise UserError(
-            f"the MLflow experiment '{name}' was deleted: bring it back with `mlflow experiments restore "
-            f"--experiment-id {found.experiment_id}`, or give another one: --set tracking.experiment=NAME"
+            f"the MLflow experiment '{name}' was deleted: restore it with `mlflow experiments restore "
+            f"--experiment-id {found.experiment_id}`, or use another one: --set tracking.experiment=NAME"
         )
-    found_id: str = found.experiment_id
-    return found_id
+    return _present(found.experiment_id, uri)
+
+
+def _present(experiment_id: str, uri: str) -> str:
+    if not experiment_id:  # Another kind of server may answer anything.
+        raise Unavailable(f"{uri}: MLflow named an experiment without an id")
+    return experiment_id

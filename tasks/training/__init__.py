@@ -1,8 +1,8 @@
-"""What a training is made of: one ``Training`` goes from the stage to its loop, its steps and its callbacks.
+"""The parts of a training: the stage passes one ``Training`` to the loop, the steps and the callbacks.
 
-With ``train.frozen_epochs`` a training has two phases: the first with frozen layers, the second with all of them. The
-epoch alone says which phase it is, so a resume is in the same one. Between them the training is built anew from its
-checkpoint, as for a resume, with a new optimizer and schedule.
+With ``train.frozen_epochs`` a training has two phases: the first with frozen layers, the second with all layers
+trainable. The epoch alone determines the phase, so a resumed run continues in the same one. Between the phases the
+training is rebuilt from its checkpoint, as on a resume, with a new optimizer and schedule.
 """
 
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ from tasks.training.position import Position
 
 
 class Phase(NamedTuple):
-    """Epochs ``first_epoch`` to before ``end_epoch``, counted from 0."""
+    """Epochs from ``first_epoch`` up to, but not including, ``end_epoch``, counted from 0."""
 
     freezes: bool
     """Whether the layers of ``model.freeze`` are frozen."""
     first_epoch: int
     end_epoch: int
     rate_factor: float
-    """On every learning rate."""
+    """Multiplies every learning rate."""
 
 
 def phase_at(settings: config.Settings, epoch: int) -> Phase:
-    """Return the phase of an epoch, counted from 0; ``model.freeze`` and ``train`` are read."""
+    """Return the phase of an epoch, counted from 0; reads ``model.freeze`` and ``train``."""
     section, thaws_at = settings.train, settings.train.frozen_epochs
     if thaws_at is None:
         return Phase(bool(settings.model.freeze), 0, section.epochs, 1.0)
@@ -37,7 +37,7 @@ def phase_at(settings: config.Settings, epoch: int) -> Phase:
 
 @dataclass(frozen=True)
 class Training:
-    """One training that is ready to begin, or to go on."""
+    """A training that is ready to start or to resume."""
 
     settings: config.Settings
     strategy: Strategy
@@ -48,11 +48,11 @@ class Training:
     batches: Batches
     validation: Batches | None
     position: Position
-    """Where the training is; the first of its callbacks."""
+    """The current step and epoch; the first callback."""
     callbacks: tuple[Any, ...] = ()
-    """In the order in which they are called."""
+    """In calling order."""
 
     @property
     def phase(self) -> Phase:
-        """The phase that is trained; the training ends with it."""
+        """The phase to train; the loop stops at its end."""
         return phase_at(self.settings, self.position.start.epoch)

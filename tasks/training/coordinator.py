@@ -1,17 +1,16 @@
-"""Asynchronous training with parameter servers: this process decides which examples each step reads, and the workers do
-the steps, each as soon as it is free, on variables that the servers hold.
+"""Asynchronous training with parameter servers: this process decides which examples each step reads; the workers run
+the steps as soon as they are free, on variables that the servers hold.
 
-A worker has the whole arrays in memory and receives the rows of a step, so an epoch reads every example once, whoever
-does a step.
-The steps of a worker that died are done by another one. It can have changed some variables before: each step is done
-once if no worker dies, and at least once otherwise.
+A worker memory-maps all arrays and receives the row numbers of a step, so an epoch reads every example once, whichever
+worker runs a step. If a worker dies, another worker repeats its steps, although the first may already have changed
+some variables: each step runs once if no worker dies, and otherwise at least once.
 """
 
 import itertools
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,20 +23,19 @@ from tasks import config
 from tasks.input.array import ArraySource, mapped_tensor
 from tasks.input.augment import augment_batch
 from tasks.input.batches import Batches
-from tasks.records import StepTime, as_input
-from tasks.strategies import Strategy
+from tasks.records import as_input
 from tasks.training import Training, loops, steps
 from tasks.training.autotune import Calls
 
-# Enough that no worker waits for this process, and few enough that the position is not far behind the workers.
+# Enough that no worker waits for this process, few enough that the position stays close to the workers.
 GROUPS_PER_WORKER = 4
 
 log = logging.getLogger(__name__)
 
 
 def asynchronous(training: Training) -> None:
-    """Train from the training's position to the end of its phase. Workers are given ``steps_per_execution`` steps
-    at a time; this process validates.
+    """Train from the current position to the end of the phase. Workers receive ``steps_per_execution`` steps at a time;
+    this process validates.
 
     Raises:
         tf.errors.OpError: a parameter server was lost, or a step failed.
@@ -46,7 +44,7 @@ def asynchronous(training: Training) -> None:
     groups = _Groups(training, calls.many)
     measure = None
     if training.validation is not None:
-        # The strategy's own `run` hands a step to workers.
+        # The strategy's own `run` passes a step to workers.
         here = replace(training.strategy, run=lambda step, arguments: step(*arguments))
         test = steps.test_function(replace(training, strategy=here), training.validation, calls)
         measure = loops.measuring(training, test, calls, itertools.repeat(None))  # It gathers its rows by itself.
@@ -57,33 +55,33 @@ def asynchronous(training: Training) -> None:
 
 
 class _Groups:
-    """Hands groups of steps to workers, and counts what they have done in the order of the steps."""
+    """Schedules groups of steps on workers and collects their results in step order."""
 
     def __init__(self, training: Training, size: int) -> None:
         self.training = training
         self.size = size
-        """Steps of a group."""
+        """Steps per group."""
         self.done_by: Counter[int] = Counter()
-        """How many steps each worker has done."""
+        """Finished steps by worker."""
         self._coordinator = training.strategy.coordinator
         self._function = worker_function(training)
         self._arrays = iter(self._coordinator.create_per_worker_dataset(resident(training.batches)))
         self._ahead = GROUPS_PER_WORKER * len(training.strategy.devices)
         self._every = training.settings.checkpoint.every_steps or training.batches.steps
         self._first = training.phase.first_epoch * training.batches.steps
-        """The step of the run at which the optimizer began to count."""
+        """The run's step at which the optimizer started counting."""
         self._waiting: deque[tuple[int, Any]] = deque()
         self._given = 0
-        """The step before which all are handed out."""
+        """All steps before this one are scheduled."""
 
     def train_epoch(self, epoch: int, listeners: Any) -> dict[str, float]:
-        """Train the rest of an epoch, tell the callbacks of each group, and return the metrics."""
+        """Train the rest of an epoch, call the callbacks for each group, and return the metrics."""
         model, position = self.training.model, self.training.position
-        # The first part of an epoch that was left in its middle is in them.
+        # On a resume inside an epoch, they include the epoch's first part.
         sums = np.concatenate([variable.numpy().ravel() for variable in model.metrics_variables]).astype(np.float64)
         first, end = position.step, (epoch + 1) * self.training.batches.steps
         self._given, results = first, {}
-        # As in ``Model.fit``, a training that is to stop does one call of the epoch that it has begun.
+        # As in ``Model.fit``, a training that is asked to stop finishes one call of the current epoch.
         while position.step < end and (self._waiting or position.step == first or not model.stop_training):
             self._hand_out(first, end)
             listeners.on_train_batch_begin(position.step - first)
@@ -92,7 +90,8 @@ class _Groups:
             sums += values[:-1]
             self.done_by[int(values[-1])] += until - position.step
             if not self._waiting:
-                # Nothing is under way: the variables are those of step `until`, and the count is whoever's came last.
+                # Nothing is running: the variables have the values of step `until`, but the counter has the value of
+                # the worker that wrote last.
                 model.optimizer.iterations.assign(until - self._first)
                 for variable, value in _by_variable(model, sums):
                     variable.assign(value)
@@ -102,9 +101,9 @@ class _Groups:
         return results
 
     def _hand_out(self, first: int, end: int) -> None:
-        """Hand out groups of an epoch's steps ``first`` to before ``end``, as many as may be under way."""
+        """Schedule groups of an epoch's steps ``first`` to ``end - 1``, as many as may run at once."""
         model, position, batches = self.training.model, self.training.position, self.training.batches
-        # A checkpoint holds the variables of one step, so nothing past it begins before it is written.
+        # A checkpoint holds the variables of one step, so no later step starts before it is written.
         due = min(end, (position.step // self._every + 1) * self._every)
         while (
             self._given < due
@@ -120,45 +119,13 @@ class _Groups:
             self._given = until
 
 
-def outputs(
-    strategy: Strategy, test: Batches, call: Callable[[Any], tuple[Any, Any]]
-) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], float, str]]:
-    """Yield the labels of each batch, its outputs, the model's own loss, and which worker's process computed it.
-
-    The workers take the batches as they are free; one that was lost has its batch done by another.
-
-    Args:
-        strategy: of the chief.
-        test: in order; an array source.
-        call: features -> outputs (n, outputs) and a scalar, on variables that the servers hold.
-    """
-    coordinator = strategy.coordinator
-    arrays = iter(coordinator.create_per_worker_dataset(resident(test)))
-
-    @tf.function(reduce_retracing=True)
-    def compute(arrays: Any, rows: Any) -> Any:
-        x, labels, *_, worker = next(arrays)
-        logits, own_loss = strategy.run(call, (_gather(x, rows),))
-        return tf.gather(labels, rows), tf.cast(logits, tf.float64), own_loss, worker
-
-    names: dict[int, str] = {}
-    ahead = GROUPS_PER_WORKER * len(strategy.devices)
-    results: deque[Any] = deque()
-    for step in range(test.steps + ahead):
-        if step < test.steps:
-            results.append(coordinator.schedule(compute, args=(arrays, tf.constant(test.rows(step)))))
-        if step >= ahead and results:
-            labels, logits, own_loss, worker = _fetch(coordinator, results.popleft())
-            name = names.setdefault(int(worker), f"worker process {len(names) + 1}")
-            yield labels, logits, float(own_loss), name
-
-
 def examples(batches: Batches, first: int, end: int, size: int) -> npt.NDArray[np.int64]:
-    """Return what a worker reads in the steps from ``first`` to before ``end``: a line for each example.
+    """Return what a worker reads in steps ``first`` to ``end - 1``, one line per example: int64 (size * global batch
+    size, 2 or more).
 
-    Columns are the step and the row, and where images are augmented, those of ``Batches.draws``; where images are
-    mixed, there are the second row after the first, and then the draws of both: int64 (size * global batch size, 2 or
-    more). Lines of -1 fill up what a group of ``size`` steps would have more, so that TensorFlow traces one shape.
+    The columns are the step, the row and, for augmented images, the columns of ``Batches.draws``. For mixed images the
+    second row follows the first, then the draws of both. Lines of -1 pad the result to a full group of ``size`` steps,
+    so that TensorFlow traces only one shape.
     """
     parts = []
     for step in range(first, end):
@@ -170,14 +137,14 @@ def examples(batches: Batches, first: int, end: int, size: int) -> npt.NDArray[n
 
 
 def resident(batches: Batches) -> Callable[[], Any]:
-    """Return what makes a worker's dataset: for ever the same element (features, labels, weights if there are some,
-    worker), memory-mapped by the worker itself, from the same paths as here. ``worker`` is a number that tells its
-    process from others.
+    """Return a function that makes a worker's dataset, which repeats one element forever: (features, labels, weights
+    if any, worker). The worker memory-maps the arrays from the same paths as this process; the number ``worker``
+    identifies its process.
 
-    Only TensorFlow's operations run on another process: no NumPy reads there, and an array in the graph would be sent.
+    Only TensorFlow operations run in another process: NumPy cannot read there, and an array in the graph would be sent.
 
     Raises:
-        ValueError: the source is a stream; ``check`` of the stage refuses it before.
+        ValueError: the source is a stream; the stage's ``check`` refuses it earlier.
     """
     source = batches.source
     if not isinstance(source, ArraySource):
@@ -193,17 +160,17 @@ def resident(batches: Batches) -> Callable[[], Any]:
         if source.class_weights is not None:
             of_class = tf.gather(tf.constant(source.class_weights, tf.float32), labels)
             weights = [weights[0] * of_class if weights else of_class]
-        # The seeds of this process would give every worker the same number.
+        # A seeded operation would give every worker the same number.
         return x, labels, *weights, tf.raw_ops.NonDeterministicInts(shape=[1], dtype=tf.int64)[0]
 
     return lambda: tf.data.Dataset.from_tensors(0).map(read).cache().repeat()
 
 
 def worker_function(training: Training) -> Any:
-    """Return the ``tf.function`` that a worker runs: (iterator of ``resident``, ``examples``) -> float (m + 1,), what
-    the steps add to the m numbers of the metrics' variables, and the worker.
+    """Return the ``tf.function`` that a worker runs: (iterator of ``resident``, ``examples``) -> float (m + 1,): what
+    the steps add to the m values of the metrics' variables, and the worker.
 
-    The workers' additions to shared metrics would be lost as their counts of steps are.
+    Concurrent additions to shared metrics could get lost, just as those to the optimizer's step counter do.
     """
     model, loss = training.model, training.loss
     optimizer, metrics = model.optimizer, model.metrics_variables
@@ -217,9 +184,9 @@ def worker_function(training: Training) -> Any:
             losses = steps.example_losses(loss, labels, outputs)
             total = steps.average_loss(losses, weights, count, model.losses, training.strategy.num_replicas)
         gradients = tape.gradient(total, model.trainable_variables)
-        # The learning rate and Adam's correction depend on it, and workers that add 1 at the same time lose counts.
+        # The learning rate and Adam's bias correction depend on it, and concurrent increments would lose counts.
         optimizer.iterations.assign(number)
-        # Workers do this at the same time; Keras' own Adam would be thrown out (optimizers.FusedAdam).
+        # Workers do this concurrently; Keras' own Adam can diverge then (optimizers.FusedAdam).
         optimizer.apply(gradients, model.trainable_variables)
         with keras.StatelessScope((variable, tf.zeros(variable.shape, dtype)) for variable in metrics) as scope:
             model.metrics[0].update_state(total, sample_weight=count)
@@ -234,98 +201,18 @@ def worker_function(training: Training) -> Any:
             mine = tf.boolean_mask(lines, lines[:, 0] == number)
             mixed = _examples_of(training, batch, mine)
             sums += training.strategy.run(step, (mixed, number))
-        # So many that two processes hardly share one, and few enough for a float to tell apart.
+        # Large enough that two processes rarely share a number, small enough for a float to represent exactly.
         return tf.concat([sums, [tf.cast(worker % 2**24, dtype)]], axis=0)
 
     return many
 
 
-def time_steps(training: Training, num_steps: int) -> StepTime | None:
-    """Do steps as a training does, and return what their time went into by the clocks of the workers that did them;
-    None where no worker did two one after another.
-
-    Of a worker's steps, `collectives` is fetching all variables from the servers, before, and changing them there,
-    after; `compute` is between; `host` is from the end of a step to the beginning of the worker's next one. In a
-    training a layer computes while the next one's variables are still on their way.
-    """
-    strategy, batches, first = training.strategy, training.batches, training.position.step
-    arrays = iter(strategy.coordinator.create_per_worker_dataset(resident(batches)))
-    function, workers = _clocked_function(training), len(strategy.devices)
-    waiting: deque[Any] = deque()
-    rows: dict[int, list[npt.NDArray[np.float64]]] = {}
-    total = num_steps + 2 * workers  # What each worker does first, it makes ready.
-    for number in range(total + GROUPS_PER_WORKER * workers):
-        if number < total:
-            lines = examples(batches, first + number, first + number + 1, 1)
-            lines[:, 0] -= training.phase.first_epoch * batches.steps  # Where the optimizer began to count.
-            waiting.append(strategy.coordinator.schedule(function, args=(arrays, tf.constant(lines))))
-        if number >= GROUPS_PER_WORKER * workers:
-            *times, worker = _fetch(strategy.coordinator, waiting.popleft())
-            rows.setdefault(int(worker), []).append(np.array(times))
-    steps: list[npt.NDArray[np.float64]] = []
-    for done in rows.values():
-        clocks = np.array(sorted(done[1:], key=lambda times: float(times[0])))
-        if len(clocks) > 1:
-            gaps = clocks[1:, 0] - clocks[:-1, 3]
-            steps += [np.array([*np.diff(times), gap]) for times, gap in zip(clocks[1:], gaps, strict=True)]
-    if not steps:
-        return None
-    fetch, compute, change, gap = 1e3 * np.mean(steps, axis=0)
-    host = max(0.0, gap) / training.position.longest_call  # Of a group of so many steps there is one.
-    return StepTime(
-        num_steps=len(steps), compute_ms=compute, collectives_ms=fetch + change, input_wait_ms=0.0, host_ms=host
-    )
-
-
-def _clocked_function(training: Training) -> Any:
-    """Return the ``tf.function`` of one step that looks at the worker's clock: (iterator of ``resident``, ``examples``)
-    -> float64 (5,): when it began, had the variables, had the gradients, and had changed the variables, and the worker.
-    """
-    model, loss = training.model, training.loss
-    variables = model.trainable_variables
-
-    def step(batch: Any, lines: Any) -> Any:
-        began = tf.timestamp()
-        with tf.control_dependencies([began]):
-            local = [tf.identity(variable.value) for variable in variables]
-        with tf.control_dependencies(local):
-            fetched = tf.timestamp()
-        with tf.control_dependencies([fetched]):
-            local = [tf.identity(value) for value in local]
-            x, labels, weights = (*_examples_of(training, batch, tf.identity(lines)), None)[:3]
-        with tf.GradientTape() as tape, keras.StatelessScope(zip(variables, local, strict=True)):
-            tape.watch(local)
-            outputs = model(x, training=True)
-            losses = steps.example_losses(loss, labels, outputs)
-            total = steps.average_loss(losses, weights, tf.shape(labels)[0], model.losses, 1)
-        found = zip(tape.gradient(total, local), variables, strict=True)
-        pairs = [(gradient, variable) for gradient, variable in found if gradient is not None]
-        gradients = [gradient for gradient, _ in pairs]
-        with tf.control_dependencies(gradients):
-            computed = tf.timestamp()
-        before = set(tf.compat.v1.get_default_graph().get_operations())
-        with tf.control_dependencies([computed]):
-            model.optimizer.iterations.assign(lines[0, 0])
-            model.optimizer.apply(gradients, [variable for _, variable in pairs])
-        made = [one for one in tf.compat.v1.get_default_graph().get_operations() if one not in before]
-        with tf.control_dependencies(made):
-            changed = tf.timestamp()
-        return tf.stack([began, fetched, computed, changed])
-
-    @tf.function
-    def one(arrays: Any, lines: Any) -> Any:
-        *batch, worker = next(arrays)
-        times = training.strategy.run(step, (batch, lines))
-        return tf.concat([times, tf.cast(worker % 2**24, tf.float64)[None]], axis=0)
-
-    return one
-
-
 def _examples_of(training: Training, arrays: Any, lines: Any) -> tuple[Any, ...]:
-    """Return the batch of one step, augmented where images are: ``lines`` are its own of ``examples``."""
+    """Return the batch of one step, with images augmented; ``lines`` are the step's lines of ``examples``."""
     section = training.batches.augmentation
     mixes = section is not None and section.mixes
-    batch = _gather(arrays, lines[:, 1:3] if mixes else lines[:, 1])
+    rows = lines[:, 1:3] if mixes else lines[:, 1]
+    batch = tf.nest.map_structure(lambda array: tf.gather(array, rows), arrays)
     if section is not None:
         draws = tf.cast(lines[:, 3 if mixes else 2 :], tf.int32)
         draws = tf.reshape(draws, [-1, 2, lines.shape[1] // 2 - 1]) if mixes else draws
@@ -333,29 +220,24 @@ def _examples_of(training: Training, arrays: Any, lines: Any) -> tuple[Any, ...]
     return tuple(batch)
 
 
-def _gather(arrays: Any, rows: Any) -> Any:
-    """Return these rows of each array."""
-    return tf.nest.map_structure(lambda array: tf.gather(array, rows), arrays)
-
-
 def _fetch(coordinator: Any, result: Any) -> Any:
     try:
         values = result.fetch()
     except tf.errors.OpError:
-        # A worker that died before its result was here has the group done again; any other error is raised now.
+        # If a worker dies before its result arrives, another one repeats the group; other errors are raised here.
         coordinator.join()
         values = result.fetch()
     return values
 
 
 def _results(model: Any, sums: npt.NDArray[np.float64]) -> dict[str, float]:
-    """Return the metrics by name, without asking the parameter servers."""
+    """Return the metrics by name without reading from the parameter servers."""
     with keras.StatelessScope(_by_variable(model, sums)):
         return {name: float(value) for name, value in model.get_metrics_result().items()}
 
 
 def _by_variable(model: Any, sums: npt.NDArray[np.float64]) -> list[tuple[Any, npt.NDArray[np.float64]]]:
-    """Return each variable of the metrics with its numbers, which lie one after the other in ``sums``."""
+    """Return each metric variable with its values, which are stored one after the other in ``sums``."""
     variables = model.metrics_variables
     ends = np.cumsum([math.prod(variable.shape) for variable in variables])
     parts = np.split(sums, ends[:-1])

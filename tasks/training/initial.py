@@ -1,21 +1,22 @@
-"""The weights that a new run begins with: another run's, those of a file, or of a registered model.
+"""Initial weights of a new run: from another run, a file or a registered model.
 
-They are read once, when a run starts, and kept in its folder: a resume needs neither the file nor the registry.
+They are read once, when the run starts, and stored in its folder: a resume needs neither the file nor the registry.
 """
 
 import logging
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from tasks import config, runs
+from tasks import config
 from tasks.modeling import models
 from tasks.records import PreparedDataset
-from tasks.runs import lineage
+from tasks.runs import entries, lineage, outcome
 from tasks.system import files, upstream
-from tasks.system.errors import UserError, listed, one_line
+from tasks.system.errors import UserError, last_line, listed, one_line
 from tasks.tracking import trained_models
 from tasks.training import model_state
 from tasks.training.checkpoints import Checkpoints
@@ -26,13 +27,13 @@ log = logging.getLogger(__name__)
 
 
 def find_weights(settings: config.Settings, prepared: PreparedDataset) -> Arrays:
-    """Return all weights of the settings' model by their keys in a checkpoint; nothing where they are random.
+    """Return all weights of the configured model by checkpoint key, or an empty dict for random initial weights.
 
-    With ``model.new_head`` those of its last layer are random.
+    With ``model.new_head`` the weights of the last layer are random.
 
     Raises:
-        UserError: there is no such run, file or model, it cannot be read, or it does not fit: another architecture,
-            other shapes, other constants that normalise.
+        UserError: the run, file or model does not exist, cannot be read, or does not fit: its architecture, shapes or
+            normalisation constants differ.
     """
     initial = settings.model.initial
     if initial is None:
@@ -41,16 +42,16 @@ def find_weights(settings: config.Settings, prepared: PreparedDataset) -> Arrays
     with in_host_memory():
         own = models.build(settings.model, prepared, settings.input.normalization)
         mine = {key: variable for key, variable in model_state.variables(own).items() if key.startswith("model/")}
-        if runs.is_id(initial):
+        if entries.is_id(initial):
             found = _best_of_run(initial, settings.input.normalization)
         elif initial.endswith(".h5"):
             _load_backbone(initial, own)
             found = {key: keras.ops.convert_to_numpy(one) for key, one in mine.items()}
         else:
-            start = _load_model(initial, _file(initial))
+            start = _load_model(initial, own_code=":" in settings.model.name)
             _check_normalization(initial, own, start)
             by_path = {one.path: keras.ops.convert_to_numpy(one) for one in start.weights}
-            # What only the start has keeps its path for a key, which no variable of this model has.
+            # A variable that only the initial model has keeps its path as its key; this model has no such key.
             places = {variable.path: key for key, variable in mine.items()}
             found = {places.get(path, path): array for path, array in by_path.items()}
     random: Arrays = {}
@@ -60,31 +61,20 @@ def find_weights(settings: config.Settings, prepared: PreparedDataset) -> Arrays
             key: keras.ops.convert_to_numpy(one) for key, one in mine.items() if one.path.rpartition("/")[0] == head
         }
         log.info("head      %s begins with random weights (model.new_head=true)", head)
-    wrong = [
-        _told(mine[key].path if key in mine else key, there, here)
-        for key in sorted((mine.keys() | found.keys()) - random.keys())
-        if (there := found[key].shape if key in found else None)
-        != (here := tuple(mine[key].shape) if key in mine else None)
-    ]
+    wanted = {key: variable for key, variable in mine.items() if key not in random}
+    wrong = model_state.differences(wanted, {key: array for key, array in found.items() if key not in random})
     if wrong:
         raise UserError(
-            f"model.initial = {initial} is of another model: {listed(wrong, 3)}. Give the model.name and the "
-            "model.options that it was made with, or model.new_head=true if nothing but the last layer is another"
+            f"model.initial = {initial} belongs to a different model: {listed(wrong, 3)}. Give the model.name and the "
+            "model.options that it was made with, or model.new_head=true if only the last layer differs"
         )
     arrays = {key: (found | random)[key].astype(one.dtype) for key, one in mine.items()}
     log.info("initial   %s, weights %s", initial, lineage.weights_digest(list(arrays.items()))[:12])
     return arrays
 
 
-def _told(name: str, there: tuple[int, ...] | None, here: tuple[int, ...] | None) -> str:
-    """Return how a variable differs between the start model and this one."""
-    if there is None or here is None:
-        return f"{name} is {'here' if there is None else 'there'} alone"
-    return f"{name} has the shape {there} there and {here} here"
-
-
 def save(arrays: Arrays, folder: Path) -> None:
-    """Write what a run begins with into its folder."""
+    """Write the initial weights into the run's folder."""
     folder.mkdir(parents=True, exist_ok=True)
     members: dict[str, Any] = arrays
     with files.replacing(folder / "initial.npz", ".npz") as temporary:
@@ -92,7 +82,7 @@ def save(arrays: Arrays, folder: Path) -> None:
 
 
 def load(settings: config.Settings, prepared: PreparedDataset, folder: Path) -> Arrays:
-    """Return what ``save`` wrote into a run's folder; what is not there, or damaged, is looked for anew, and kept.
+    """Return the weights that ``save`` wrote into the run's folder; if missing or damaged, find and save them again.
 
     Raises:
         UserError: see ``find_weights``.
@@ -110,8 +100,8 @@ def load(settings: config.Settings, prepared: PreparedDataset, folder: Path) -> 
 
 def _best_of_run(run_id: str, normalization: str) -> Arrays:
     """Return the weights of a run's best checkpoint."""
-    run = runs.find_run(run_id)
-    runs.refuse_pruned(run)
+    run = entries.find_run(run_id)
+    outcome.refuse_pruned(run)
     before = run.settings["input"]["normalization"]
     if before != normalization:
         raise UserError(
@@ -124,33 +114,15 @@ def _best_of_run(run_id: str, normalization: str) -> Arrays:
     return {key: array for key, array in arrays.items() if key.startswith("model/")}
 
 
-def _file(initial: str) -> Path:
-    """Return the ``.keras`` file that ``model.initial`` means."""
-    root = config.project_root()
-    if not initial.startswith("models:"):
-        return root / initial
-    from tasks.tracking.models import find_model  # MLflow takes a second to import.
-
-    found = find_model(initial)
-    folder = root / "mlruns" / "runs" / found.run_id / "models"
-    for path in (folder / "best.keras", folder / "final.keras"):
-        if path.is_file() and files.digest(path) == found.keras_file_sha256:
-            return path
-    raise UserError(
-        f"model.initial = {initial}: it is a model of run {found.run_id}, and {folder} does not hold it (any more). "
-        "Give the command where the run is, or a .keras file"
-    )
-
-
 def _load_backbone(initial: str, own: Any) -> None:
-    """Give the backbone of a model of keras.applications the weights of an HDF5 file."""
+    """Load an HDF5 weights file into the backbone of a keras.applications model."""
     backbone = next((one for one in upstream.layers_of(own) if one.name == "backbone"), None)
     if backbone is None:
         raise UserError(
-            f"model.initial = {initial}: a file of weights alone is for model.name=keras_applications. Give that, or a "
-            ".keras file"
+            f"model.initial = {initial}: only model.name=keras_applications accepts a file with only weights. "
+            "Set that, or give a .keras file"
         )
-    path = _existing(initial, config.project_root() / initial)
+    path = _existing(initial)
     try:
         backbone.load_weights(path)
     except Exception as error:  # Whatever HDF5 and Keras make of a file.
@@ -160,52 +132,74 @@ def _load_backbone(initial: str, own: Any) -> None:
         ) from None
 
 
-def _existing(initial: str, path: Path) -> Path:
+def _existing(initial: str) -> Path:
+    path = config.project_root() / initial
     if not path.is_file():
         raise UserError(
-            f"model.initial = {initial}: there is no file {path}. Give another one; a run that has begun with it needs "
-            "it no more: --resume RUN"
+            f"model.initial = {initial}: {path} does not exist. Give another file; a run that has started no longer "
+            "needs it: --resume RUN"
         )
     return path
 
 
-def _load_model(initial: str, path: Path) -> Any:
-    trained_models.check_unpacked(f"model.initial = {initial}", _existing(initial, path))
-    try:
-        return keras.saving.load_model(path, compile=False, safe_mode=True)
-    except Exception as error:  # Whatever a class or a file of somebody else's raises.
-        raise UserError(
-            f"model.initial = {initial}: Keras cannot load {path} ({one_line(error)[:300]}). Classes of your own must "
-            "be registered (keras.saving.register_keras_serializable) by the module that model.name names"
-        ) from None
+def _load_model(initial: str, own_code: bool) -> Any:
+    """Return the model of a ``.keras`` file or of the registry.
+
+    Args:
+        initial: the file or the address in the registry.
+        own_code: see ``models.check_variables``.
+
+    Raises:
+        UserError: the file was changed, asks for more memory than is free, or Keras cannot load it.
+    """
+    path = None if initial.startswith("models:") else _existing(initial)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            if path is None:
+                from tasks.tracking.models import fetch_model  # MLflow takes a second to import.
+
+                path = fetch_model(initial, folder).keras_file
+            else:
+                trained_models.find_trained_model(str(path))
+        except UserError as error:
+            raise UserError(f"model.initial = {initial}: {error}") from None
+        try:
+            models.check_variables(f"model.initial = {initial}", path, own_code)
+            return keras.saving.load_model(path, compile=False, safe_mode=True)
+        except UserError:
+            raise
+        except Exception as error:  # Whatever a class or a file of somebody else's raises.
+            advice = ""
+            if "Could not locate" in str(error):
+                advice = (
+                    ". Register your own classes (keras.saving.register_keras_serializable) in the module that "
+                    "model.name names"
+                )
+            raise UserError(
+                f"model.initial = {initial}: Keras cannot load {path} ({last_line(error)}){advice}"
+            ) from None
 
 
 def _check_normalization(initial: str, own: Any, start: Any) -> None:
-    """Raise ``UserError`` when a start model that was made here normalises its features with other constants."""
-    theirs, ours = ({one.name: one for one in upstream.layers_of(model) if _rescales(one)} for model in (start, own))
+    """Raise ``UserError`` if an initial model built by this project normalizes its features with other constants."""
+    theirs, ours = _rescalings(start), _rescalings(own)
     if not theirs.keys() & ours.keys():
-        log.warning(
-            "model.initial = %s does not say how its features are to be normalised: that is not checked", initial
-        )
+        log.warning("model.initial = %s does not name its normalization layers, so we cannot check them", initial)
     for name in theirs.keys() & ours.keys():
-        there, here = _constants(theirs[name]), _constants(ours[name])
+        there, here = theirs[name], ours[name]
         if there.shape != here.shape or not np.allclose(there, here, rtol=1e-5):
             raise UserError(
-                f"model.initial = {initial}: its layer {name} multiplies with {_short(there[0])} and adds "
-                f"{_short(there[1])}, and this run's multiplies with {_short(here[0])} and adds {_short(here[1])}. "
-                "Give the input.normalization that it was trained with; where the statistics of other data make the "
-                "difference, its run's id takes the weights alone"
+                f"model.initial = {initial}: its layer {name} normalizes with other constants than this run. Give the "
+                "input.normalization that it was trained with; if only the statistics of the data differ, give its "
+                "run's id, which takes the weights alone"
             )
 
 
-def _rescales(layer: Any) -> bool:
-    return isinstance(layer, keras.layers.Rescaling) and layer.name.endswith("normalization")
-
-
-def _constants(layer: Any) -> Any:
-    """Return what a ``Rescaling`` multiplies with and what it adds: float64 (2, n)."""
-    return np.stack(np.broadcast_arrays(np.ravel(layer.scale), np.ravel(layer.offset))).astype(float)
-
-
-def _short(values: Any) -> str:
-    return listed([f"{value:.5g}" for value in values], 6)
+def _rescalings(model: Any) -> dict[str, Any]:
+    """Return the scales and offsets of the normalization layers that this project builds, by name."""
+    layers = [one for one in upstream.layers_of(model) if isinstance(one, keras.layers.Rescaling)]
+    return {
+        one.name: np.concatenate([np.ravel(one.scale), np.ravel(one.offset)])
+        for one in layers
+        if one.name.endswith("normalization")
+    }

@@ -1,4 +1,4 @@
-"""The training loops. Each drives the same callbacks, so progress, tracking and checkpoints are the same everywhere."""
+"""The training loops. All call the same callbacks, so progress, tracking and checkpoints work alike."""
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator
@@ -10,14 +10,12 @@ from tasks.strategies import Strategy
 from tasks.system import upstream
 from tasks.training import Training
 from tasks.training.autotune import Calls
-from tasks.training.callbacks.stopping import ResumableEarlyStopping, StopBelowLimits
 
 Measure = Callable[[Any], dict[str, float]]
 
 
 def run(training: Training) -> None:
-    """Train to the end of a phase, with the loop of the settings, unless the training had stopped early before it was
-    resumed."""
+    """Train to the end of the phase with the configured loop, unless the training stopped early before a resume."""
     if stopped_early(training):
         return
     loop = {"fit": fit, "custom": custom}[training.settings.train.loop]
@@ -30,26 +28,26 @@ def run(training: Training) -> None:
 
 
 def stopped_early(training: Training) -> bool:
-    """Return whether early stopping, or a sweep's limits, have ended a training, also before it was resumed."""
-    stopping = (ResumableEarlyStopping, StopBelowLimits)
-    return any(isinstance(callback, stopping) and callback.over for callback in training.callbacks)
+    """Return whether a callback has ended the training, also before a resume: early stopping, a sweep's limits, or a
+    user's callback."""
+    return any(getattr(callback, "over", False) for callback in training.callbacks)
 
 
 def thaws(training: Training) -> bool:
-    """Return whether a training has done one phase, and another one follows."""
+    """Return whether a training has finished one phase and another follows."""
     ended = training.position.epoch == training.phase.end_epoch < training.settings.train.epochs
     return ended and not stopped_early(training)
 
 
 def fit(training: Training) -> None:
-    """Train with Keras' own ``Model.fit`` from the training's position to the end of its phase.
+    """Train with Keras' own ``Model.fit`` from the current position to the end of the phase.
 
-    ``Model.fit`` is given functions of ours, which gather batches from resident arrays and do many steps: on one device
-    and on JAX Keras' own steps, under tf.distribute those of the custom loop, because there Keras' train function fails
-    with several steps a call, and with several workers altogether (keras#20585).
+    ``Model.fit`` receives this project's train and test functions, which gather batches from resident arrays and run
+    many steps per call: Keras' own steps on one device and on JAX, the custom loop's steps under tf.distribute, where
+    Keras' train function fails with several steps per call and always with several workers (keras#20585).
 
-    The data have the steps of one epoch and are iterated once an epoch; ``Position`` says which. So a call never runs
-    over an epoch's end. An epoch that was left in its middle has fewer steps, and is a ``fit`` of its own.
+    The data have the steps of one epoch, which ``Position`` selects, and are iterated once per epoch. So a call never
+    crosses the end of an epoch, and a resumed epoch has only its remaining steps.
     """
     model, strategy, batches, validation = training.model, training.strategy, training.batches, training.validation
     functions, calls, held_out = steps_of(strategy), Calls(training), None
@@ -58,32 +56,20 @@ def fit(training: Training) -> None:
     data = functions.iterated(strategy, batches)
     if validation is not None:
         model.test_function = functions.test_function(training, validation, calls)
-        held_out = Epochs(validation.steps, functions.iterated(strategy, validation), calls.within)
-
-    def fit_epochs(first: int, end: int, steps: int) -> None:
-        model.fit(
-            Epochs(steps, data, calls.next),
-            epochs=end,
-            initial_epoch=first,
-            validation_data=held_out,
-            callbacks=Listeners(training),
-            shuffle=False,
-        )
-
-    start, end = training.position.start, training.phase.end_epoch
-    first, rest = start.epoch, batches.steps - start.step_in_epoch
-    if first < end and rest < batches.steps:
-        fit_epochs(first, first + 1, rest)
-        if model.stop_training:
-            return
-        first += 1
-    if first < end:
-        fit_epochs(first, end, batches.steps)
+        held_out = Epochs(lambda: validation.steps, functions.iterated(strategy, validation), calls.within)
+    model.fit(
+        Epochs(lambda: batches.steps - training.position.step_in_epoch, data, calls.next),
+        epochs=training.phase.end_epoch,
+        initial_epoch=training.position.start.epoch,
+        validation_data=held_out,
+        callbacks=Listeners(training),
+        shuffle=False,
+    )
 
 
 class Listeners(keras.callbacks.CallbackList):
-    """The callbacks of a training. Keras' own list reads all numbers of each call for them, which waits for the call;
-    of these callbacks ``Position`` alone asks for one number, when the next call has begun."""
+    """The callbacks of a training. Keras' own list reads all metrics after each call, which waits for the call. Here
+    only ``Position`` reads a value, the loss, and only after the next call has started."""
 
     def __init__(self, training: Training) -> None:
         super().__init__(
@@ -105,31 +91,30 @@ class Listeners(keras.callbacks.CallbackList):
 
 
 class Epochs(upstream.data_adapter()):  # type: ignore[misc]
-    """What ``Model.fit`` reads: iterated once an epoch, with the number of an epoch's steps.
+    """The data adapter that ``Model.fit`` reads: iterated once per epoch, with the number of the epoch's steps.
 
-    Keras would ask the dataset, and a distributed one counts a step once for each replica. It must not learn the
-    length from the end of the data either: the step that finds no data has already advanced Dropout's seeds.
+    Keras would ask the dataset for its length, but a distributed dataset counts a step once per replica. Keras must not
+    detect the end of the data either: a step that finds no data has already advanced Dropout's seeds.
     """
 
-    def __init__(self, steps: int, dataset: Any, count: Callable[[int], int]) -> None:
+    def __init__(self, steps: Callable[[], int], dataset: Any, count: Callable[[int], int]) -> None:
         """
         Args:
-            steps: of an epoch.
-            dataset: what is iterated.
-            count: takes the steps that are left, returns those of the next call.
+            steps: returns the number of steps of the epoch that starts.
+            dataset: the data to iterate.
+            count: takes the number of remaining steps, returns the number of steps of the next call.
         """
         self._steps = steps
         self._dataset = dataset
         self._count = count
 
     def iterate_in_calls(self, iterator: Any) -> None:
-        """Let an iterator of Keras' go through an epoch in calls of as many steps as ``count`` says: its own ones do
-        the same number each time."""
+        """Let Keras' epoch iterator make calls of ``count`` steps; its own calls all have the same number of steps."""
 
         def calls() -> Iterator[tuple[int, int, Any]]:
-            source, done = iter(self._dataset), 0
-            while done < self._steps:
-                count = self._count(self._steps - done)
+            source, done, steps = iter(self._dataset), 0, self._steps()
+            while done < steps:
+                count = self._count(steps - done)
                 yield done, done + count - 1, source
                 done += count
 
@@ -140,13 +125,13 @@ class Epochs(upstream.data_adapter()):  # type: ignore[misc]
 
     @property
     def num_batches(self) -> int:
-        return self._steps
+        return self._steps()
 
     batch_size = has_partial_batch = partial_batch_size = None
 
 
 def custom(training: Training) -> None:
-    """Train with our own loop from the training's position to the end of its phase."""
+    """Train with this project's own loop from the current position to the end of the phase."""
     steps, calls = steps_of(training.strategy), Calls(training)
     train = steps.train_function(training, calls)
     if training.strategy.backend == "jax":
@@ -175,13 +160,13 @@ def custom(training: Training) -> None:
 
 
 def drive(training: Training, train_epoch: Callable[[int, Any], dict[str, float]], measure: Measure | None) -> None:
-    """Train from the training's position to the end of its phase, or until a callback stops it.
+    """Train from the current position to the end of the phase, or until a callback stops the training.
 
     Args:
-        training: its callbacks are called.
-        train_epoch: takes an epoch's number and the callbacks, trains the rest of the epoch, calls them for
-            each call of the step function, returns the metrics.
-        measure: takes the callbacks, measures the validation split and calls them; returns the metrics.
+        training: the training with its callbacks.
+        train_epoch: takes an epoch's number and the callbacks, trains the rest of the epoch, calls the callbacks for
+            each call of the step function, and returns the metrics.
+        measure: takes the callbacks, measures the validation split, calls the callbacks, and returns the metrics.
     """
     model, last = training.model, training.phase.end_epoch
     listeners = Listeners(training)
@@ -204,13 +189,13 @@ def drive(training: Training, train_epoch: Callable[[int, Any], dict[str, float]
 def measuring(
     training: Training, function: Callable[[Any], dict[str, Any]], calls: Calls, data: Iterable[Any]
 ) -> Measure:
-    """Return what measures the validation split by ``steps.test_function``.
+    """Return a function that measures the validation split with ``steps.test_function``.
 
     Args:
-        training: its model is measured.
-        function: does the steps of a call.
-        calls: says how many those are.
-        data: what ``function`` reads, iterated once for each epoch.
+        training: provides the model.
+        function: runs the steps of a call.
+        calls: determines the number of steps of a call.
+        data: the input of ``function``, iterated once per epoch.
     """
     total = training.validation.steps if training.validation is not None else 0
 
@@ -232,13 +217,12 @@ def measuring(
 
 
 def steps_of(strategy: Strategy) -> Any:
-    """Return the module of the steps on a strategy's backend."""
+    """Return the module with the steps for a strategy's backend."""
     return importlib.import_module(f"tasks.training.steps{'_on_jax' * (strategy.backend == 'jax')}")
 
 
 def numbers(model: Any, logs: dict[str, Any]) -> dict[str, float]:
-    """Return the metrics of a call as numbers, which waits for the call. On JAX the model's variables then have the
-    values after it."""
+    """Wait for a call and return its metrics as floats. On JAX this also updates the model's variables."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
     return {name: float(value) for name, value in logs.items()}

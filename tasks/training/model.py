@@ -1,4 +1,4 @@
-"""The model that is trained: built, compiled, and given its checkpoint."""
+"""Build, compile and restore the model to train."""
 
 import contextlib
 import re
@@ -50,10 +50,10 @@ def build(
 
 
 def freeze(model: Any, names: Sequence[str]) -> None:
-    """Let the layers whose whole name one of the regular expressions matches not be trained.
+    """Freeze every layer whose full name matches one of the regular expressions.
 
     Raises:
-        UserError: an expression matches no layer that has weights, or nothing is left to be trained.
+        UserError: an expression matches no layer with weights, or no trainable weights are left.
     """
     # Not what holds all others, whose name may begin as theirs do: `conv.*` is not to match the model convnet2.
     every = len(model.weights)
@@ -90,14 +90,15 @@ def compile_model(model: Any, settings: config.Settings, prepared: PreparedDatas
         # step that is not compiled runs one operation at a time. The custom loop compiles by itself.
         jit_compile=(section.jit_compile is True and section.loop == "fit") or keras.backend.backend() == "jax",
     )
-    if not all(type(one).__module__.startswith("keras.") for one in (loss, *measured)):
+    optimizer_is_own = ":" in settings.optimizer.kind + settings.schedule.kind
+    if optimizer_is_own or not all(type(one).__module__.startswith("keras.") for one in (loss, *measured)):
         # An exported model would name this class, and could not be loaded where this project is not installed.
         upstream.forget_compilation(model)
     return loss
 
 
 def in_host_memory() -> contextlib.AbstractContextManager[Any]:
-    """Keep the variables that are made inside in the host's memory: one device may be too small for a model."""
+    """Create variables in host memory within the block: a model may not fit on one device."""
     number = 0
     if keras.backend.backend() == "jax":
         import jax
@@ -112,8 +113,9 @@ def in_host_memory() -> contextlib.AbstractContextManager[Any]:
 
 
 def restore(model: Any, arrays: Arrays, position: Position, phase: Phase) -> None:
-    """Give a model its checkpoint, or no more than its initial weights, with the learning rate and the batch size of
-    now. A phase begins with an optimizer of its own."""
+    """Restore a model from a checkpoint or from initial weights, and keep the current learning rate and batch size.
+
+    At the start of a phase the optimizer's state is not restored."""
     if position.epoch == phase.first_epoch > 0 == position.step_in_epoch:
         arrays = {key: array for key, array in arrays.items() if not key.startswith("optimizer/")}
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # Under mixed_float16.
@@ -129,15 +131,16 @@ def restore(model: Any, arrays: Arrays, position: Position, phase: Phase) -> Non
 def alone(
     settings: config.Settings, prepared: PreparedDataset, batches: Batches, start: State, saved: Checkpoints
 ) -> Any:
-    """Return the model of the newest checkpoint in the memory of this process's host, whatever the others do: of a
-    training that is one program over several processes none can change a variable, or read all of it, alone.
+    """Return the model of the newest checkpoint in the memory of this process's host, independently of other processes.
+
+    In a training that is one program over several processes, no process can change or fully read a variable alone.
 
     Args:
         settings: as for ``build``.
         prepared: the data.
-        batches: of the training.
-        start: where the training began, whose phase its optimizer is of.
-        saved: its checkpoints.
+        batches: the training's batches.
+        start: the state at which the training began; determines the optimizer's phase.
+        saved: the training's checkpoints.
     """
     arrays, _ = saved.restore_latest()
     strategy = replace(strategies.on_one_device(), backend="jax")
@@ -148,13 +151,14 @@ def alone(
 
 
 def weights_digest(model: Any) -> str:
-    """Return the digest of a model's weights as they are now."""
+    """Return the digest of a model's current weights."""
     return lineage.weights_digest(list(model_state.snapshot(model, ("model",)).items()))
 
 
 def save_best_model(model: Any, saved: Checkpoints, final_step: int, final_model: Path) -> tuple[int, Path]:
-    """Write ``best.keras``: the model as it was at its best step, which is returned. The model itself ends up holding
-    those weights."""
+    """Write ``best.keras``, the model at its best step, and return the step and the file.
+
+    The given model then holds these weights."""
     path = final_model.with_name("best.keras")
     if saved.find("best") == final_step:
         return final_step, checkpoints.copy_model(final_model, path)

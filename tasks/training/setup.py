@@ -1,6 +1,6 @@
-"""Puts a training together, from settings, data, a strategy, and where it begins.
+"""Assemble a training from settings, data, a strategy and a state to start from.
 
-It decides how many examples a step has, and where an epoch goes on when a resumed training has another number.
+It decides the global batch size, and where an epoch continues if a resumed training has another batch size.
 """
 
 import logging
@@ -10,7 +10,7 @@ import keras
 
 from tasks import config
 from tasks.input import sources
-from tasks.input.batches import Batches
+from tasks.input.batches import Batches, InputShare
 from tasks.records import PreparedDataset
 from tasks.strategies import Strategy
 from tasks.system import upstream
@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 
 
 def find_global_batch_size(section: config.Train, num_replicas: int) -> int:
-    """Return the examples in one step of all replicas together.
+    """Return the number of examples per step over all replicas.
 
     Raises:
-        UserError: ``global_batch_size`` does not divide by the replicas.
+        UserError: ``global_batch_size`` is not divisible by the number of replicas.
     """
     if section.per_replica_batch_size is not None:
         return section.per_replica_batch_size * num_replicas
@@ -35,7 +35,7 @@ def find_global_batch_size(section: config.Train, num_replicas: int) -> int:
     if size % num_replicas:
         lower = size - size % num_replicas
         raise UserError(
-            f"train.global_batch_size = {size} does not divide by {num_replicas} replicas: {size} = {num_replicas} * "
+            f"train.global_batch_size = {size} is not divisible by {num_replicas} replicas: {size} = {num_replicas} * "
             f"{size // num_replicas} + {size % num_replicas}. Give {f'{lower} or ' if lower else ''}"
             f"{lower + num_replicas}, or train.per_replica_batch_size instead"
         )
@@ -43,27 +43,27 @@ def find_global_batch_size(section: config.Train, num_replicas: int) -> int:
 
 
 def resumed_batch_size(section: config.Train, state: State, num_replicas: int) -> int:
-    """Return the global batch size of a resumed training: the one it had, unless the settings name another one.
+    """Return the global batch size of a resumed training: the previous one, unless the settings give another.
 
     Raises:
-        UserError: it does not divide by the replicas.
+        UserError: it is not divisible by the number of replicas.
     """
     if section.global_batch_size is not None:
         return section.global_batch_size
     if state.global_batch_size % num_replicas:
         raise UserError(
-            f"the run was started with {state.global_batch_size} examples a step of all replicas, which do not divide "
-            f"by {num_replicas} replicas: resume it on a number of devices that divides them"
+            f"the run started with {state.global_batch_size} examples per step, which {num_replicas} replicas cannot "
+            "share evenly: resume it on a number of devices that divides them"
         )
     if state.global_batch_size != find_global_batch_size(section, num_replicas):
-        log.info("a step keeps its %d examples of all replicas", state.global_batch_size)
+        log.info("each step keeps its %d examples", state.global_batch_size)
     return state.global_batch_size
 
 
 def in_batches_of(state: State, global_batch_size: int, steps: int) -> State:
-    """Return the state of a training whose epoch has ``steps`` of another batch size from here on.
+    """Convert a state to another global batch size, with ``steps`` per epoch.
 
-    At most one batch is read twice; an epoch always has a step left, which ends it.
+    At most one batch is read twice; at least one step remains in the epoch and ends it.
     """
     if global_batch_size == state.global_batch_size:
         return state
@@ -74,21 +74,21 @@ def in_batches_of(state: State, global_batch_size: int, steps: int) -> State:
 def check_last_batch(
     built: Any, strategy: Strategy, section: config.Input, num_examples: int, global_batch_size: int
 ) -> None:
-    """Raise ``UserError`` when a replica would see no example in a pass' last batch and has to take their mean."""
+    """Raise ``UserError`` if a replica would have no examples for batch normalisation in a pass's last batch."""
     rest = num_examples % global_batch_size
     if section.drop_remainder or not strategy.distributed or not 0 < rest < strategy.num_replicas:
         return
     means = [layer.name for layer in upstream.layers_of(built) if isinstance(layer, keras.layers.BatchNormalization)]
     if means:
         raise UserError(
-            f"{num_examples} training examples leave {rest} for the last batch, {strategy.num_replicas} replicas share "
-            f"it, and the mean that {means[0]} takes of no examples is not a number: give input.drop_remainder=true, "
-            "or another train.global_batch_size"
+            f"{num_examples} training examples leave {rest} for the last batch of {strategy.num_replicas} replicas, "
+            f"and {means[0]} cannot compute the mean of no examples: set input.drop_remainder=true, or another "
+            " train.global_batch_size"
         )
 
 
 def first_state(settings: config.Settings, prepared: PreparedDataset, global_batch_size: int) -> State:
-    """Return the state of a training that has no checkpoint yet."""
+    """Return the state of a new training without a checkpoint."""
     return State(
         step=0,
         epoch=0,
@@ -105,11 +105,11 @@ def find_batches(
     settings: config.Settings, prepared: PreparedDataset, strategy: Strategy, global_batch_size: int
 ) -> tuple[Batches, Batches | None]:
     """Return this worker's training and validation batches."""
-    place = (strategy.num_local_replicas, *strategy.reads)
-    training = sources.training_batches(settings, prepared, global_batch_size, *place)
+    share = InputShare(strategy.num_local_replicas, *strategy.reads)
+    training = sources.training_batches(settings, prepared, global_batch_size, share)
     if settings.input.validation is None:
         return training, None
-    return training, sources.ordered_batches(settings, prepared, "validation", global_batch_size, *place)
+    return training, sources.ordered_batches(settings, prepared, "validation", global_batch_size, share)
 
 
 def build(
@@ -124,11 +124,11 @@ def build(
 
     Args:
         settings: ``model``, ``input.normalization``, ``optimizer``, ``schedule`` and ``train`` are read.
-        prepared: gives the shape of an image and the number of classes.
-        strategy: where it is trained.
-        data: training and validation batches, of ``state.global_batch_size``.
-        state: of the checkpoint to go on from, or ``first_state``.
-        arrays: of that checkpoint, or of ``initial.find_weights``.
+        prepared: gives the features and the target.
+        strategy: where to train.
+        data: training and validation batches of size ``state.global_batch_size``.
+        state: the state of the checkpoint to resume from, or ``first_state``.
+        arrays: the arrays of that checkpoint, or of ``initial.find_weights``.
     """
     batches, validation = data
     built, loss = model.build(settings, prepared, strategy, batches, state)

@@ -1,18 +1,18 @@
-"""Where a training step's time goes, found out after the training by steps of which nothing else is kept.
+"""Measure the parts of a training step's time with extra steps after the training, whose results are discarded.
 
-A trace slows the steps that are in it, so none of the training's own is. Nor is a copy of the step without its
-collectives, or without its input, timed beside it: under tf.distribute and on JAX the two are one compiled program,
-and what is left of it when a part is taken out is another program.
+A trace slows down its steps, so the training's own steps are not traced. Timing a step without its collectives or
+without its input would not help either: under tf.distribute and on JAX a step is one compiled program, and without a
+part it is a different program.
 """
 
 import math
 import statistics
-import sys
-import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import keras
 
@@ -21,83 +21,109 @@ from tasks.records import Pace, PreparedDataset, StepTime
 from tasks.system.errors import UserError
 from tasks.training import Training, loops, model_state, setup, trace
 from tasks.training.autotune import Calls
-from tasks.training.callbacks.profiler import Profiler
 from tasks.training.position import Position
 
 MIN_CALLS, MAX_CALLS = 5, 50
 ENOUGH_SECONDS = 3.0
 
 
-def measure_step_time(training: Training, stop: threading.Event) -> StepTime | None:
-    """Do and trace ``train.traced_steps`` of a training that is over, in calls as long as its own; return what a step's
-    time went into, on the chief. Its model has other weights afterwards.
+def measure_step_time(training: Training, stop: threading.Event, folder: Path) -> StepTime | None:
+    """Run and trace ``train.traced_steps`` steps of a finished training, in calls as long as its own; on the chief,
+    return the parts of a step's time. The model's weights change.
 
-    Every worker of a cluster does the same steps. The trace is of the chief's process; under parameter servers, whose
-    steps other processes do, these look at their own clocks (``coordinator.time_steps``).
+    Every worker of a cluster runs the same steps; the trace is of the chief's process. Under parameter servers other
+    processes run the steps, and nothing is measured.
 
     Args:
-        training: its results are saved.
-        stop: ends it early, where there is one process.
+        training: its results must already be saved.
+        stop: ends the measurement early if there is a single process.
+        folder: for the trace, where TensorBoard (with the package xprof) finds it.
 
     Returns:
-        None where it is off, on other workers, and where too few steps were done.
+        None on other workers, under parameter servers, or if too few steps ran.
     """
-    num_steps = training.settings.train.traced_steps
-    if num_steps is None:
-        return None
     if training.strategy.coordinator is not None:
-        from tasks.training import coordinator
-
-        return coordinator.time_steps(training, num_steps)
+        return None
+    num_steps = training.settings.train.traced_steps or 0
     position = Position(training.batches, training.position.state({}))
-    call, is_chief = training.position.longest_call, training.strategy.is_chief
+    call = training.position.longest_call
     epochs = 1 + -(-(call + num_steps) // training.batches.steps)
-    values = {"epochs": position.epoch + epochs, "steps_per_execution": call, "profile_steps": None}
+    values = {"epochs": position.epoch + epochs, "steps_per_execution": call}
     section = training.settings.train.model_copy(update=values)
-    # The first call builds its graph anew, so the trace begins after it.
-    first_step = position.step + min(call, training.batches.steps - position.step_in_epoch) + 1
-    with tempfile.TemporaryDirectory() as folder:
-        profiler = Profiler(position, first_step, sys.maxsize, Path(folder), lambda step, metrics: None)
-        # Several workers would have to ask each other.
-        stop = stop if training.strategy.num_workers == 1 else threading.Event()
-        ending = _EndAfter(position, first_step + num_steps - 1, stop)
-        again = replace(
-            training,
-            settings=training.settings.model_copy(update={"train": section}),
-            validation=None,
-            position=position,
-            callbacks=(position, profiler, ending) if is_chief else (position, ending),
-        )
-        try:
-            loops.run(again)
-        finally:
-            profiler.close()
-        if not profiler.num_steps:
-            return None
-        (written,) = Path(folder).glob("plugins/profile/*/*.xplane.pb")
-        parts = trace.split(written, profiler.num_steps)
-        return StepTime(num_steps=profiler.num_steps, **{f"{name}_ms": value for name, value in parts.items()})
+    # Several workers would have to agree to stop.
+    stop = stop if training.strategy.num_workers == 1 else threading.Event()
+    traced = _Traced(position, num_steps, stop, folder if training.strategy.is_chief else None)
+    again = replace(
+        training,
+        settings=training.settings.model_copy(update={"train": section}),
+        validation=None,
+        position=position,
+        callbacks=(position, traced),
+    )
+    try:
+        loops.run(again)
+    finally:
+        traced.close()
+    if not traced.num_steps:
+        return None
+    written = max(folder.glob("plugins/profile/*/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+    parts = trace.split(written, traced.num_steps)
+    return StepTime(num_steps=traced.num_steps, **{f"{name}_ms": value for name, value in parts.items()})
 
 
-class _EndAfter(keras.callbacks.Callback):
-    """Ends a training after a step, or as soon as an event is set."""
+class _Traced(keras.callbacks.Callback):
+    """Traces a training after its first call, which rebuilds the graph; stops it after ``num_steps`` steps, or as soon
+    as ``stop`` is set. Without ``folder`` it traces nothing."""
 
-    def __init__(self, position: Position, last_step: int, stop: threading.Event) -> None:
+    def __init__(self, position: Position, num_steps: int, stop: threading.Event, folder: Path | None) -> None:
         super().__init__()
         self.position = position
-        self.last_step = last_step
+        self.folder = folder
         self.stop = stop
+        self.num_steps = 0
+        """Traced steps."""
+        self._left = num_steps
+        self._first_call, self._tracing = True, False
+        self._begun_at = 0
+        self._call = ExitStack()
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        if self.position.step >= self.last_step or self.stop.is_set():
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        self._begun_at = self.position.step
+        if self._first_call or self.folder is None:
+            return
+        if not self._tracing:
+            self.position.wait()
+            trace.start(self.folder)
+            self._tracing = True
+        self._call.enter_context(trace.mark_call(self.position.step + 1, self.position.epoch))
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        done = self.position.step - self._begun_at
+        if not self._first_call:
+            self._left -= done
+        self._first_call = False
+        if ends := self._left <= 0 or self.stop.is_set():
+            self.position.wait()  # The mark of the last call ends with its steps.
+        self._call.close()
+        if self._tracing:
+            self.num_steps += done
+        if ends:
+            self.close()
             self.model.stop_training = True
+
+    def close(self) -> None:
+        """Stop the trace, if one is running: a process can have only one."""
+        self._call.close()
+        if self._tracing:
+            trace.stop()
+            self._tracing = False
 
 
 def measure_pace(settings: config.Settings, prepared: PreparedDataset) -> Pace:
-    """Train for a few seconds, and return what a step took.
+    """Train for a few seconds and return the time of a step.
 
     Args:
-        settings: their strategy is a single device, with the batch and the steps a call that are asked for.
+        settings: their strategy is a single device, with the wanted batch size and steps per call.
         prepared: the data.
 
     Raises:

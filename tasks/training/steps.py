@@ -1,7 +1,7 @@
 """One training step and one test step on TensorFlow, and the compiled functions that run many of them in one call.
 
-The rules of https://www.tensorflow.org/tutorials/distribute/custom_training: a loss an example, summed, and divided by
-the size of the *global* batch, so that the replicas' gradients add up to those of one device that had all examples.
+Losses follow https://www.tensorflow.org/tutorials/distribute/custom_training: the sum of the losses of the examples,
+divided by the *global* batch size, so that the replicas' gradients add up to those of one device with all examples.
 """
 
 import itertools
@@ -18,16 +18,16 @@ from tasks.strategies import Strategy
 from tasks.training import Training
 from tasks.training.autotune import Calls
 
-# Takes an epoch's iterator (if it reads one), does the steps of a call, returns the metrics' values so far by name.
+# Takes an epoch's iterator (which it may not read), runs the steps of a call, and returns the metrics so far by name.
 StepsFunction = Callable[[Any], dict[str, Any]]
-# Takes the iterator, the number of the first step and how many; returns after how many of the steps the loss was still
-# a finite number, and the metrics' values.
+# Takes the iterator, the first step and the number of steps; returns after how many of them the loss was still finite,
+# and the metrics by name.
 ManySteps = Callable[[Any, int, int], tuple[Any, dict[str, Any]]]
 
 
 def example_losses(loss: Any, labels: Any, outputs: Any) -> Any:
-    """Return the loss of each example, and of each position of it, in the loss' own dtype, as Keras computes it: a
-    model that ends in half precision would give too few digits to an average.
+    """Return the loss of each example and of each of its positions, in the dtype of the loss, as Keras computes it:
+    outputs in half precision have too few digits for an average.
 
     Args:
         loss: a ``keras.losses.Loss``.
@@ -43,35 +43,33 @@ def average_loss(
     """Return this replica's part of the loss of a global batch; the parts of all replicas add up to it.
 
     Args:
-        values: the loss of each example, float (n,); or (n, d1, ...) for labels with more than one dimension, which is
-            averaged over the others.
+        values: the loss of each example, float (n,); or (n, d1, ...) for labels with more than one dimension, averaged
+            over all dimensions but the first.
         sample_weight: float (n,), or None.
-        global_size: int scalar, the examples that all replicas have in this step together.
-        regularization: the model's own losses, float scalars, which every replica has in full.
-        num_replicas: of all workers together.
+        global_size: int scalar, the number of examples in this step over all replicas.
+        regularization: the model's own losses, float scalars; every replica has all of them.
+        num_replicas: the number of replicas of all workers.
     """
     values = tf.reduce_mean(values, axis=list(range(1, len(values.shape))))
     if sample_weight is not None:
         values *= tf.cast(sample_weight, values.dtype)  # compute_average_loss would multiply in float32.
     loss = tf.nn.compute_average_loss(values, global_batch_size=global_size)
     if regularization:
-        # Not tf.nn.scale_regularization_loss: it refuses the chief of parameter servers, which validates by itself.
+        # Not tf.nn.scale_regularization_loss: it fails on the chief of parameter servers, which validates itself.
         loss += tf.cast(tf.add_n(regularization) / num_replicas, loss.dtype)
     return loss
 
 
 def train_step(model: Any, loss: Any, strategy: Strategy) -> Callable[..., None]:
-    """Return the step of one replica, which changes the model, its optimizer and its metrics: ``step(batch,
-    global_size)``.
+    """Return the step of one replica, ``step(batch, global_size)``, which updates the model, its optimizer and metrics.
 
     ``batch`` is this replica's part of the global batch, which may be empty: (features, labels) or (features, labels,
-    sample weights), with features (n, ...), one or by name, labels (n, ...), sample weights float (n,).
-    ``global_size`` is an int64 scalar, the examples that all replicas have in this step together.
+    sample weights), with features (n, ...), a single array or by name, labels (n, ...), sample weights float (n,).
+    ``global_size`` is an int64 scalar, the number of examples in this step over all replicas.
     """
     optimizer = model.optimizer
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # Under mixed_float16.
-    # Keras clips, and looks for numbers that are not finite, before it sums over replicas, which would decide
-    # differently.
+    # Keras clips and checks for non-finite values before it sums over replicas, so replicas would decide differently.
     sum_first = strategy.num_replicas > 1 and (inner is not optimizer or inner.global_clipnorm)
 
     def step(batch: Any, global_size: Any) -> None:
@@ -91,7 +89,7 @@ def train_step(model: Any, loss: Any, strategy: Strategy) -> Callable[..., None]
             if inner.global_clipnorm:
                 limit = optimizer.scale_loss(tf.constant(inner.global_clipnorm, gradients[0].dtype))
                 gradients, _ = tf.clip_by_global_norm(gradients, limit)
-            # Keras sums again what is now the same on each replica.
+            # Keras sums the gradients again, which are now the same on each replica.
             gradients = [gradient / strategy.num_replicas for gradient in gradients]
         optimizer.apply(gradients, variables)
         _update_metrics(model, strategy, batch, outputs, total, global_size)
@@ -100,7 +98,7 @@ def train_step(model: Any, loss: Any, strategy: Strategy) -> Callable[..., None]
 
 
 def test_step(model: Any, loss: Any, strategy: Strategy) -> Callable[..., None]:
-    """Return the step that changes nothing but the metrics: ``step(batch, global_size)``, as in ``train_step``."""
+    """Return the step that updates only the metrics: ``step(batch, global_size)``, as in ``train_step``."""
 
     def step(batch: Any, global_size: Any) -> None:
         x, y, sample_weight = (*batch, None)[:3]
@@ -115,25 +113,24 @@ def test_step(model: Any, loss: Any, strategy: Strategy) -> Callable[..., None]:
 
 def _update_metrics(model: Any, strategy: Strategy, batch: Any, outputs: Any, total: Any, global_size: Any) -> None:
     x, y, sample_weight = (*batch, None)[:3]
-    # Weighted so that the replicas' parts add up to the mean of all examples, also where one of them has none.
+    # Weighted so that the replicas' parts add up to the mean over all examples, even if a replica has none.
     share = tf.cast(global_size, total.dtype) / strategy.num_replicas
     model.metrics[0].update_state(total * strategy.num_replicas, sample_weight=share)
     model.compute_metrics(x, y, outputs, sample_weight)
 
 
 def train_function(training: Training, calls: Calls) -> StepsFunction:
-    """Return the function that a training loop calls: ``calls.train``.
+    """Return the train function of the loops: ``calls.train`` around the steps.
 
-    ``fit`` on one device does Keras' own step, and all others ``train_step``. ``train.loop`` and ``train.jit_compile``
-    are read. An ``ArraySource`` is gathered in the step, and the iterator is then not read.
+    ``fit`` on one device runs Keras' own step, all other cases run ``train_step``. ``train.loop`` and
+    ``train.jit_compile`` are read. With an ``ArraySource`` the step gathers its batch and ignores the iterator.
     """
     model, strategy, batches = training.model, training.strategy, training.batches
     step = _on_batch(model.train_step) if _keras_steps(training) else train_step(model, training.loss, strategy)
     jit_compile = training.settings.train.jit_compile is True
     source = batches.source
     if jit_compile and not strategy.distributed and isinstance(source, ArraySource) and source.fits_accelerator:
-        on_rows = _step_on_rows(step, strategy, source, batches)
-        many = compiled_steps(model, strategy, on_rows, batches, calls.most)
+        many = compiled_steps(model, strategy, step, source, batches, calls.most)
     else:
         many = many_steps(model, strategy, tf.function(step, jit_compile=True) if jit_compile else step, batches)
 
@@ -141,8 +138,8 @@ def train_function(training: Training, calls: Calls) -> StepsFunction:
 
 
 def test_function(training: Training, batches: Batches, calls: Calls) -> StepsFunction:
-    """Return the function that measures the split of ``batches``: ``calls.test``. As in ``train_function``, an
-    ``ArraySource`` is gathered in the step."""
+    """Return the test function for the split of ``batches``: ``calls.test`` around the steps. As in
+    ``train_function``, the step gathers the batches of an ``ArraySource``."""
     model, strategy = training.model, training.strategy
     step = _on_batch(model.test_step) if _keras_steps(training) else test_step(model, training.loss, strategy)
     many = many_steps(model, strategy, step, batches)
@@ -154,7 +151,7 @@ def _keras_steps(training: Training) -> bool:
 
 
 def _on_batch(step: Callable[[Any], Any]) -> Callable[..., None]:
-    """Return a step of Keras as one that also takes the size of the global batch, and ignores it."""
+    """Wrap a Keras step so that it also takes the global batch size, and ignores it."""
 
     def on_batch(batch: Any, global_size: Any) -> None:
         step(batch)
@@ -163,13 +160,13 @@ def _on_batch(step: Callable[[Any], Any]) -> Callable[..., None]:
 
 
 def iterated(strategy: Strategy, batches: Batches) -> Any:
-    """Return what a loop iterates once an epoch: zeros, where a step gathers from resident arrays."""
+    """Return what a loop iterates once per epoch: batches, or zeros if a step gathers from resident arrays."""
     zeros = tf.data.Dataset.from_tensors(0).repeat()
     return strategy.distribute(zeros if isinstance(batches.source, ArraySource) else batches.dataset)
 
 
 def many_steps(model: Any, strategy: Strategy, step: Callable[..., None], batches: Batches) -> ManySteps:
-    """Return what does steps ``first`` to ``first + count - 1`` in one call."""
+    """Return a function that runs steps ``first`` to ``first + count - 1`` in one call."""
     total, size, in_pass = batches.num_examples, batches.global_batch_size, batches.steps_in_pass
 
     def examples(number: Any) -> Any:
@@ -193,7 +190,7 @@ def many_steps(model: Any, strategy: Strategy, step: Callable[..., None], batche
     on_rows = _step_on_rows(step, strategy, batches.source, batches)
     pair = _pair(batches)
 
-    # Calls of other lengths must not trace anew.
+    # Calls of other lengths must not retrace.
     number = tf.TensorSpec([], tf.int64)
     drawn_specs = [tf.TensorSpec([None, *pair, None], tf.int32)] if batches.augmentation else []
     rows_spec, ends_spec = tf.TensorSpec([None, *pair], tf.int64), tf.TensorSpec([None], tf.int64)
@@ -219,10 +216,10 @@ def many_steps(model: Any, strategy: Strategy, step: Callable[..., None], batche
 
 
 def _repeat(model: Any, strategy: Strategy, count: Any, one: Callable[[Any], Any]) -> tuple[Any, dict[str, Any]]:
-    """Inside a ``tf.function``: do ``one(i)`` for i = 0 to count - 1; return after how many steps the loss was still
-    a finite number (``count`` for several workers, who would have to ask each other), and the metrics' values.
+    """Inside a ``tf.function``: call ``one(i)`` for i = 0 to count - 1; return after how many steps the loss was still
+    finite (``count`` for several workers, which would have to communicate), and the metrics by name.
 
-    It needs no autograph, which leaves a file of code in the temporary folder for each function.
+    It does not need autograph, which leaves a source file in the temporary folder for each function.
     """
     total = model.metrics[0].total if strategy.num_workers == 1 else None  # Its mean is the loss so far.
 
@@ -237,11 +234,14 @@ def _repeat(model: Any, strategy: Strategy, count: Any, one: Callable[[Any], Any
 
 
 def compiled_steps(
-    model: Any, strategy: Strategy, on_rows: Callable[..., None], batches: Batches, most: int
+    model: Any, strategy: Strategy, step: Callable[..., None], source: ArraySource, batches: Batches, most: int
 ) -> ManySteps:
-    """Return what ``many_steps`` returns, for at most ``most`` steps a call of one device: XLA compiles the steps with
-    their loop. A perceptron trains 1.5 times as fast as where it compiles a step, which hands over all variables.
+    """Return a function like that of ``many_steps``, for at most ``most`` steps per call on one device: XLA compiles
+    the loop with its steps. A perceptron trains 1.5 times as fast as with compiled single steps, each of which passes
+    all variables. A short batch at the end of a pass is not compiled: XLA takes 0.45 s for each shape.
     """
+    on_rows = _step_on_rows(step, strategy, source, batches)
+    short = many_steps(model, strategy, step, batches)
     pair = _pair(batches)
     draws_specs = [tf.TensorSpec([most, None, *pair, None], tf.int32)] if batches.augmentation else []
     rows_spec, count_spec = tf.TensorSpec([most, None, *pair], tf.int64), tf.TensorSpec([], tf.int64)
@@ -256,12 +256,17 @@ def compiled_steps(
     def many(iterator: Any, first: int, count: int) -> tuple[Any, dict[str, Any]]:
         logs: dict[str, Any] = {}
         good: Any = 0
-        for _, run in itertools.groupby(range(first, first + count), batches.size):
-            parts = _rows_and_draws(batches, run)
-            # XLA compiles for each shape. A short batch is one; fewer steps are filled up to be none.
-            filled = [np.resize(np.stack(arrays), (most, *arrays[0].shape)) for arrays in parts]
-            rows, *draws = map(tf.constant, filled)
-            finite, logs = compiled(rows, draws, tf.constant(len(parts[0]), tf.int64))
+        for size, run in itertools.groupby(range(first, first + count), batches.size):
+            steps = list(run)
+            if size < batches.global_batch_size:
+                finite, logs = short(iterator, steps[0], len(steps))
+            else:
+                # Fewer steps are padded: XLA would compile another shape.
+                filled = [
+                    np.resize(np.stack(arrays), (most, *arrays[0].shape)) for arrays in _rows_and_draws(batches, steps)
+                ]
+                rows, *draws = map(tf.constant, filled)
+                finite, logs = compiled(rows, draws, tf.constant(len(steps), tf.int64))
             good += finite  # To read it here would wait for an accelerator.
         return good, logs
 
@@ -269,28 +274,28 @@ def compiled_steps(
 
 
 def _rows_and_draws(batches: Batches, numbers: Iterable[int]) -> list[list[Any]]:
-    """Return, an array for each step, the rows that this worker reads, int64 (n,), and what ``augment_batch`` takes for
-    them, if anything, int32 (n, columns); both with two for each example, (n, 2, ...), where images are mixed."""
+    """Return the rows that this worker reads, one int64 array (n,) per step, and, for augmented images, the draws for
+    ``augment_batch``, int32 (n, columns); for mixed images both have two per example, (n, 2, ...)."""
     steps = [(batches.rows(number), batches.draws(number)) for number in numbers]
     return [list(arrays) for arrays in zip(*steps, strict=True) if arrays[0] is not None]
 
 
 def _pair(batches: Batches) -> list[int]:
-    """Return the dimension that rows and draws of one example have: two, where images are mixed."""
+    """Return the extra dimension of rows and draws: [2] if images are mixed, else []."""
     return [2] if batches.augmentation is not None and batches.augmentation.mixes else []
 
 
 def _step_on_rows(
     step: Callable[..., None], strategy: Strategy, source: ArraySource, batches: Batches
 ) -> Callable[..., None]:
-    """Return the step that gathers its batch itself: ``step(rows, draws, global_size)``, with the rows of this worker.
+    """Return the step that gathers its own batch: ``step(rows, draws, global_size)``, with the rows of this worker.
 
-    The arrays lie in the memory of the device where there is one replica and they fit, else where the host maps them.
+    The arrays are in device memory if there is a single replica and they fit, else memory-mapped on the host.
     """
     num_replicas = strategy.num_local_replicas
     place = None if num_replicas == 1 and source.fits_accelerator else "/device:CPU:0"
     with tf.device(place):
-        arrays = source.tensors() if place else source.resident()
+        arrays = source.resident()
         read_at_random(arrays)
 
     def on_rows(rows: Any, draws: Any, global_size: Any) -> None:

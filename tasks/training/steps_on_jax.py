@@ -1,8 +1,8 @@
-"""The training and test steps on JAX, and the compiled functions that do them; ``steps.py`` has those on TensorFlow.
+"""The training and test steps on JAX, and the compiled functions that run them; see ``steps.py`` for TensorFlow.
 
-One program spans all devices, so the loss of Keras' own step is that of the whole global batch, and both loops do it.
-A state is what Keras hands from step to step: the values of the trainable variables, of all others, of the optimizer's
-(in training) and of the metrics', a list of each.
+One program spans all devices, so Keras' own step computes the loss of the whole global batch, and both loops use it.
+A state is what Keras passes from step to step: lists with the values of the trainable variables, of all other
+variables, of the optimizer's variables (in training) and of the metrics' variables.
 """
 
 import itertools
@@ -27,23 +27,23 @@ from tasks.training.autotune import Calls
 from tasks.training.trace import marked
 
 State = tuple[list[Any], ...]
-# Takes a state and an epoch's iterator (which it may not read), does the steps of a call, returns the metrics' values
-# so far by name, and the new state.
+# Takes a state and an epoch's iterator (which it may not read), runs the steps of a call, and returns the metrics so
+# far by name and the new state.
 StepsFunction = Callable[[State, Any], tuple[dict[str, Any], State]]
-# Takes a state, the iterator, the number of the first step and how many; returns after how many of the steps the loss
-# was still a finite number, the metrics' values, and the new state.
+# Takes a state, the iterator, the first step and the number of steps; returns after how many of them the loss was
+# still finite, the metrics by name, and the new state.
 ManySteps = Callable[[State, Any, int, int], tuple[Any, dict[str, Any], State]]
 
 LENGTHS = 32, 1
-"""How many steps one compiled loop does. XLA compiles for each number, so a call is put together from these."""
+"""Steps of one compiled loop. XLA compiles each length separately, so a call combines loops of these lengths."""
 MAX_SIDE = 2000
-"""Pixels along a side of images that are augmented on a device, where whole numbers have 32 bits."""
+"""Largest side, in pixels, of images that a device augments, because integers have 32 bits there."""
 
 log = logging.getLogger(__name__)
 
 
 def train_function(training: Training, calls: Calls) -> StepsFunction:
-    """Return the function that a training loop calls: ``calls.train``."""
+    """Return the train function of the loops: ``calls.train`` around the steps."""
     on_cpus = training.strategy.on_cpus
     how = "one by one: XLA computes a loop's steps on one thread of a CPU" if on_cpus else f"up to {LENGTHS[0]} at once"
     log.info("steps     %s", how)
@@ -51,17 +51,17 @@ def train_function(training: Training, calls: Calls) -> StepsFunction:
 
 
 def test_function(training: Training, batches: Batches, calls: Calls) -> StepsFunction:
-    """Return the function that measures the split of ``batches``: ``calls.test``."""
+    """Return the test function for the split of ``batches``: ``calls.test`` around the steps."""
     return calls.test(_many_steps(training, batches, "test_step"), batches.steps)
 
 
 def iterated(strategy: Strategy, batches: Batches) -> Iterable[Any]:
-    """Return what a loop iterates once an epoch: nothing of interest, where a step gathers from resident arrays."""
+    """Return what a loop iterates once per epoch: placed batches, or Nones if a step gathers from resident arrays."""
     return itertools.repeat(None) if _resident(batches) else _PlacedBatches(strategy, batches)
 
 
 class _PlacedBatches:
-    """The batches of the rest of an epoch, which the host reads, on the devices."""
+    """The batches of the rest of an epoch: the host reads them and places them on the devices."""
 
     def __init__(self, strategy: Strategy, batches: Batches) -> None:
         self.strategy = strategy
@@ -73,7 +73,7 @@ class _PlacedBatches:
 
 
 def _resident(batches: Batches) -> ArraySource | None:
-    """Return the source of a split that the devices hold all of, else None."""
+    """Return the source of a split that the devices hold completely, else None."""
     source = batches.source
     if not isinstance(source, ArraySource) or not source.fits_accelerator:
         return None
@@ -82,7 +82,7 @@ def _resident(batches: Batches) -> ArraySource | None:
 
 
 def _many_steps(training: Training, batches: Batches, name: str) -> ManySteps:
-    """Return what does steps ``first`` to ``first + count - 1`` of a split; ``name`` is that of Keras' step."""
+    """Return a function that runs steps ``first`` to ``first + count - 1`` of a split; ``name`` is Keras' step."""
     model, strategy = training.model, training.strategy
     step, resident = getattr(model, name), _resident(batches)
     read: Callable[..., Any] = _gather(strategy, batches) if resident else lambda data, rows, place, size: data
@@ -101,8 +101,8 @@ def _many_steps(training: Training, batches: Batches, name: str) -> ManySteps:
         return jax.tree.map(strategy.replicate, batches.pass_rows(number))
 
     def compiled(size: int, length: int) -> Any:
-        """Return the function that does ``length`` steps, each of ``size`` examples. Like Keras' own it takes over the
-        memory of the state that it is given."""
+        """Return a function that runs ``length`` steps of ``size`` examples each. Like Keras' own, it donates the
+        memory of its input state."""
 
         def steps(state: State, finite: Any, data: Any, rows: Any, place: Any) -> Any:
             def one(carried: Any, number: Any) -> Any:
@@ -111,25 +111,36 @@ def _many_steps(training: Training, batches: Batches, name: str) -> ManySteps:
                 good = jnp.isfinite(state[-1][0])  # The sum of the epoch's losses so far.
                 return (state, finite + good.astype(finite.dtype)), None
 
-            (state, finite), _ = lax.scan(one, (state, finite), jnp.arange(length, dtype=jnp.int32))
+            if length == 1:
+                # XLA would keep a one-step loop that sums gradients between devices and run it on one thread: on two
+                # CPU devices a step took eight times as long.
+                (state, finite), _ = one((state, finite), jnp.int32(0))
+            else:
+                (state, finite), _ = lax.scan(one, (state, finite), jnp.arange(length, dtype=jnp.int32))
             with keras.StatelessScope(list(zip(model.metrics_variables, state[-1], strict=True))):
                 return state, finite, model.get_metrics_result()
 
         return jax.jit(steps, donate_argnums=0, out_shardings=(shardings, none.sharding, None))
 
+    def runs(first: int, count: int) -> Iterator[tuple[int, int]]:
+        """Yield the first step and the length of each compiled loop of a call."""
+        for steps in batches.alike(range(first, first + count), lengths[0]):
+            length = lengths[0] if len(steps) == lengths[0] else 1
+            yield from ((start, length) for start in steps[::length])
+
     def many(state: State, iterator: Any, first: int, count: int) -> tuple[Any, dict[str, Any], State]:
         nonlocal last, shardings
         if state is not last:
-            # Out of the variables, which may not be committed to their devices: JAX would compile for that anew.
+            # Values from the variables may not be committed to their devices: JAX would compile a second time.
             shardings = jax.tree.map(lambda array: array.sharding, state)
             state = jax.device_put(state, shardings)
         finite, logs = none, {}
-        for start, length in _runs(batches, first, count, lengths):
+        for start, length in runs(first, count):
             number, step_in_pass = divmod(start, batches.steps_in_pass)
             source = (data, on_devices(number)) if resident else (next(iterator), None)
             place = np.int32(step_in_pass * batches.global_batch_size)
             kind = batches.size(start), length
-            # The first of all, which traces and compiles, counts as a call, and another one no more.
+            # The very first compilation counts as part of a call; later compilations do not.
             with training.position.aside() if functions and kind not in functions else nullcontext():
                 function = functions.get(kind) or functions.setdefault(kind, compiled(*kind))
                 state, finite, logs = function(state, finite, *source, place)
@@ -139,22 +150,8 @@ def _many_steps(training: Training, batches: Batches, name: str) -> ManySteps:
     return many
 
 
-def _runs(batches: Batches, first: int, count: int, lengths: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Yield the first step and the length of each compiled loop of a call: of one pass and one size of batch."""
-    end = first + count
-    while first < end:
-        alike = 1
-        while alike < lengths[0] and first + alike < end and (first + alike) % batches.steps_in_pass:
-            if batches.size(first + alike) != batches.size(first):
-                break
-            alike += 1
-        length = next(length for length in lengths if length <= alike)
-        yield first, length
-        first += length
-
-
 def _gather(strategy: Strategy, batches: Batches) -> Callable[..., Any]:
-    """Return what gathers a batch inside a step, and augments it: ``gather(data, pass_rows, place, size)``."""
+    """Return a function that gathers and augments a batch inside a step: ``gather(data, pass_rows, place, size)``."""
     section = batches.augmentation
 
     def gather(data: Any, pass_rows: Any, place: Any, size: int) -> Any:

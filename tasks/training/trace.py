@@ -1,4 +1,4 @@
-"""A trace of training steps: what marks them in it, and what a step's time went into."""
+"""Trace training steps with the profiler, mark them, and split a step's time into its parts."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -12,21 +12,21 @@ Intervals = list[tuple[float, float]]
 Batch = TypeVar("Batch")
 
 CALL = "train"
-"""Marks a call of the train function in a trace. TensorBoard takes it for a step."""
+"""Marks a call of the train function in a trace; TensorBoard shows it as a step."""
 WAIT = "input_wait"
 """Marks a wait for input outside a compiled function."""
 OPERATION = re.compile(r"[^:]+:\w+")
 """How TensorFlow names an operation in a trace: `adam/Sqrt_5:Sqrt`, the node and its type."""
 SUM = re.compile(r"[^:]+:(Collective|Nccl)\w+")
-"""And one that sums over replicas. It ends when the last replica has come."""
+"""Operations that sum over replicas; such an operation ends when the last replica has reached it."""
 COLLECTIVE = re.compile(r"(all-(reduce|gather|to-all)|reduce-scatter|collective-|nccl)")
-"""How XLA's collectives and those of a GPU begin."""
+"""How the names of XLA's and a GPU's collectives begin."""
 COPY = re.compile(r"Memcpy|Memset")
-"""How a GPU's copies begin."""
+"""How the names of a GPU's copies begin."""
 
 
 def start(folder: Path) -> None:
-    """Begin to trace; a process can trace one thing at a time."""
+    """Start a trace; a process can have only one at a time."""
     if keras.backend.backend() == "jax":
         import jax
 
@@ -40,7 +40,7 @@ def start(folder: Path) -> None:
 
 
 def stop() -> None:
-    """End the trace, and write it into its folder."""
+    """Stop the trace and write it into its folder."""
     if keras.backend.backend() == "jax":
         import jax
 
@@ -52,24 +52,23 @@ def stop() -> None:
 
 
 def split(trace: Path, num_steps: int) -> dict[str, float]:
-    """Return what the time of the traced calls went into, in ms a step: ``compute``, ``collectives``, ``input_wait``
+    """Return how the time of the traced calls is split, in ms per step: ``compute``, ``collectives``, ``input_wait``
     and ``host``.
 
-    The four add up to the time from the beginning of an epoch's first traced call to the end of its last one: a moment
-    belongs to the first of them that holds.
+    The four add up to the time from the start of an epoch's first traced call to the end of its last one. Each moment
+    counts for the first part in this list that applies:
 
-    - ``compute``: some operation of the step is running: on a GPU or TPU where there is one, else on the CPU's threads.
-    - ``collectives``: nothing computes, and gradients are summed over replicas, which includes the wait for those that
-      are not done yet.
-    - ``input_wait``: neither, and the step waits for its next batch: TensorFlow's ``IteratorGetNext``, which runs
-      inside the compiled function, and what ``input_wait`` marks outside.
+    - ``compute``: an operation of the step is running, on the GPU or TPU if there is one, else on CPU threads.
+    - ``collectives``: nothing computes and gradients are summed over replicas, including the wait for slower replicas.
+    - ``input_wait``: neither, and the step waits for its next batch: TensorFlow's ``IteratorGetNext`` inside the
+      compiled function, or an ``input_wait`` mark outside.
     - ``host``: the rest: Python, callbacks, launching, copies to a device.
 
-    Where a step gathers its batch itself, from arrays that are resident, the gather is one of its operations.
+    If a step gathers its batch from resident arrays, the gather counts as one of its operations.
 
     Args:
-        trace: the .xplane.pb of a ``Profiler``. Both backends write this format, and JAX' reader serves for both.
-        num_steps: training steps in the calls that count.
+        trace: an .xplane.pb file. Both backends write this format; JAX's reader reads both.
+        num_steps: training steps in the traced calls.
     """
     windows, intervals = _read(trace)
     calls = list(windows.values())
@@ -83,7 +82,7 @@ def split(trace: Path, num_steps: int) -> dict[str, float]:
 
 
 def _read(trace: Path) -> tuple[dict[int, tuple[float, float]], dict[str, Intervals]]:
-    """Return when each epoch's calls were, and when what was running."""
+    """Return the time window of each epoch's calls, and the intervals of the events by kind."""
     from jax.profiler import ProfileData
 
     windows: dict[int, tuple[float, float]] = {}
@@ -94,17 +93,16 @@ def _read(trace: Path) -> tuple[dict[int, tuple[float, float]], dict[str, Interv
             for event in line.events:
                 interval = (event.start_ns, event.start_ns + event.duration_ns)
                 if event.name == CALL and not on_device:
-                    epoch = dict(event.stats).get("epoch")
-                    if epoch is not None:
-                        first, last = windows.get(epoch, interval)
-                        windows[epoch] = min(first, interval[0]), max(last, interval[1])
+                    epoch = dict(event.stats)["epoch"]
+                    first, last = windows.get(epoch, interval)
+                    windows[epoch] = min(first, interval[0]), max(last, interval[1])
                 elif (what := _kind_of_event(event, line.name, on_device)) is not None:
                     found[what].append(interval)
     return windows, {**found, "compute": found["device"] or found["host"]}
 
 
 def _kind_of_event(event: Any, line: str, on_device: bool) -> str | None:
-    """Return what an event of a trace is: an operation on the host or on a device, a collective, a wait, or None."""
+    """Return the kind of an event: an operation on the host or a device, a collective, a wait, or None."""
     if on_device:
         if not line.startswith(("Stream", "XLA Ops")) or COPY.match(event.name):
             return None
@@ -115,7 +113,7 @@ def _kind_of_event(event: Any, line: str, on_device: bool) -> str | None:
         return "collectives"
     if line.startswith("tf_Compute"):
         return "host" if OPERATION.fullmatch(event.name) else None
-    # The input pipeline has threads of its own.
+    # The input pipeline runs in its own threads.
     if line.startswith("tf_data") or not _is_xla(event):
         return None
     return "collectives" if COLLECTIVE.match(event.name) else "host"
@@ -126,7 +124,7 @@ def _is_xla(event: Any) -> bool:
 
 
 def _covered(intervals: Iterable[tuple[float, float]], windows: Intervals) -> float:
-    """Return how much of disjoint windows some interval covers."""
+    """Return how much time of disjoint windows the intervals cover."""
     total = 0.0
     ordered = sorted(intervals)
     for opens, closes in windows:
@@ -140,8 +138,9 @@ def _covered(intervals: Iterable[tuple[float, float]], windows: Intervals) -> fl
 
 
 def marked(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the batches, and mark the wait for each in a trace: JAX has no operation that reads input. It costs next to
-    nothing when nobody traces."""
+    """Yield the batches and mark the wait for each in a trace, because JAX has no operation that reads input.
+
+    Without a running trace this costs almost nothing."""
     import jax
 
     while True:
@@ -153,14 +152,14 @@ def marked(batches: Iterator[Batch]) -> Iterator[Batch]:
         yield batch
 
 
-def mark_call(step: int, counted: dict[str, int]) -> AbstractContextManager[Any]:
-    """Mark a call of the train function in a trace; ``counted`` says that its time counts, and its epoch."""
+def mark_call(step: int, epoch: int) -> AbstractContextManager[Any]:
+    """Mark a call of the train function in a trace."""
     if keras.backend.backend() == "jax":
         import jax
 
-        annotation: AbstractContextManager[Any] = jax.profiler.StepTraceAnnotation(CALL, step_num=step, **counted)
+        annotation: AbstractContextManager[Any] = jax.profiler.StepTraceAnnotation(CALL, step_num=step, epoch=epoch)
         return annotation
     import tensorflow as tf
 
-    trace: AbstractContextManager[Any] = tf.profiler.experimental.Trace(CALL, step_num=step, _r=1, **counted)
+    trace: AbstractContextManager[Any] = tf.profiler.experimental.Trace(CALL, step_num=step, _r=1, epoch=epoch)
     return trace

@@ -23,7 +23,7 @@ FILL_IN = """(() => {
     element.dispatchEvent(new Event('input', {bubbles: true}));
     element.dispatchEvent(new Event('change', {bubbles: true}));
   };
-  const epochs = field('epochs')?.querySelector('input'), kind = field('kind')?.querySelector('select');
+  const epochs = field('train.epochs')?.querySelector('input'), kind = field('strategy.kind')?.querySelector('select');
   if (!epochs || !kind) return '';
   if (epochs.value === '2' && kind.value === 'mirrored') return document.body.innerText;
   put(epochs, '2');
@@ -79,6 +79,7 @@ def ask(address: str, path: str, body: dict[str, Any]) -> Any:
         return json.load(answer)
 
 
+@pytest.mark.exhaustive
 def test_the_form_of_a_run_sends_what_was_filled_in_and_nothing_else(page, server):
     (deployment,) = ask(server, "deployments/filter", {"deployments": {"name": {"any_": ["training"]}}})
     form = page(f"{server}/deployments/deployment/{deployment['id']}/run")
@@ -88,10 +89,11 @@ def test_the_form_of_a_run_sends_what_was_filled_in_and_nothing_else(page, serve
     shown = form.wait_for(FILL_IN)
     assert "How often lost processes restart" in shown, "each setting is explained"
     assert "params.yaml: 15." in shown
+    assert shown.index("input.validation") < shown.index("memory_budget_bytes"), "the common settings come first"
     form.run(SUBMIT)
     form.wait_for("!location.pathname.endsWith('/run')")  # It goes to the deployment's page.
     (run,) = ask(server, "flow_runs/filter", {"deployments": {"name": {"any_": ["training"]}}})
     given = config.Overrides.model_validate(run["parameters"]["overrides"]).given()
-    assert given == {"train": {"epochs": 2}, "strategy": {"kind": "mirrored"}}
+    assert given == {"train.epochs": 2, "strategy.kind": "mirrored"}
     assert run["parameters"]["recipe"] is None
     config.load(None, given)

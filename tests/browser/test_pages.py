@@ -29,7 +29,7 @@ def served(project, run):
     assert trained.returncode == 0, trained.stderr
     command = subprocess.Popen(["stratagem", "ui"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     with command:
-        lines = list(iter(command.stdout.readline, "Ctrl-C ends all.\n"))
+        lines = list(iter(command.stdout.readline, "Press Ctrl-C to stop everything.\n"))
         yield json.loads(trained.stdout)["run_id"], dict(line.split(maxsplit=2)[:2] for line in lines)
         command.terminate()
 

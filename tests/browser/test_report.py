@@ -1,7 +1,8 @@
-"""A run's report as a browser shows it: it fits a telephone, asks nobody for anything, and has no error to tell."""
+"""Pages of runs, comparisons and sweeps in a browser: they fit a telephone, ask nobody, and show no error."""
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,9 +11,15 @@ import pandas
 import pytest
 from sklearn.datasets import load_diabetes
 
+from tasks import sweeps
 from tasks.reports import page as run_page
+from tasks.reports.comparison import comparison_pages, concluded
+from tasks.reports.sweep import sweep_page
 from tests.browser.conftest import asked, said
 from tests.tasks import made_up
+from tests.tasks.test_comparison_page import rows
+from tests.tasks.test_findings import compared
+from tests.tasks.test_sweeps import ROOT, SPACE, sweep_of
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +61,7 @@ METADATA = ("--set", "dataset.columns.clinic=ignore", "--set", "dataset.metadata
 TASKS = {
     "regression": (
         patients, ("--target", "target", *METADATA), (),
-        ["Residuals", "Largest errors", "clinic: north", "residuals by predicted target", "missing in train", "2020-0"],
+        ["Largest errors", "clinic: north", "2020-0", "how much worse test r2 gets: "],
     ),
     "multilabel": (
         weather, ("--target", ",".join(LABELS)), (),
@@ -68,29 +75,28 @@ TASKS = {
 
 
 @pytest.fixture(scope="module")
-def reports(made_once, project_template):
-    """The pages of a small run of each task, by task: made once for all tests."""
+def reports(request, tmp_path_factory, project_template, one_prefect_server):
+    """The pages of a small run of each task that the tests of this run ask for, by task."""
+    items = [item.callspec.params for item in request.session.items if "reports" in getattr(item, "fixturenames", ())]
 
-    def make(folder: Path) -> None:
-        project = folder / "project"
-        subprocess.run(["cp", "-a", project_template, project], check=True)
-        pages = {}
-        for task, (table, added, set_, _) in TASKS.items():
-            table().to_csv(project / f"{task}.csv", index=False)
-            commands = (
-                ["stratagem", "data", "add", f"{task}.csv", *added],
-                ["stratagem", "run", "--set", f"dataset.name={task}", "--set", "train.epochs=3", *set_, "--json"],
-            )
-            for command in commands:
-                done = subprocess.run(
-                    command, cwd=project, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-                    env=os.environ | {"PYTHONPATH": str(project)},
-                )  # fmt: skip
-                assert done.returncode == 0, done.stderr
-            pages[task] = str(project / "mlruns" / "runs" / json.loads(done.stdout)["run_id"] / "report/report.html")
-        (folder / "pages.json").write_text(json.dumps(pages))
-
-    return json.loads((made_once("reports", make) / "pages.json").read_text())
+    project = tmp_path_factory.mktemp("reports") / "project"
+    subprocess.run(["cp", "-a", project_template, project], check=True)
+    pages = {}
+    for task in {params["task"] for params in items}:
+        table, added, set_, _ = TASKS[task]
+        table().to_csv(project / f"{task}.csv", index=False)
+        commands = (
+            ["stratagem", "data", "add", f"{task}.csv", *added],
+            ["stratagem", "run", "--set", f"dataset.name={task}", "--set", "train.epochs=3", *set_, "--json"],
+        )
+        for command in commands:
+            done = subprocess.run(
+                command, cwd=project, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": str(project)},
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+        pages[task] = project / "mlruns" / "runs" / json.loads(done.stdout)["run_id"] / "report/report.html"
+    return pages
 
 
 def look_at(shown, file: Path, width: int) -> None:
@@ -99,7 +105,7 @@ def look_at(shown, file: Path, width: int) -> None:
     with shown.heard() as events:
         shown.open_at(file.as_uri(), width)
         assert shown.run("[...document.images].filter(one => !one.alt).length") == 0
-        assert shown.run("document.querySelectorAll('figure svg').length") > 3
+        assert shown.run("document.querySelectorAll('figure svg').length") >= 3
         assert shown.run("document.querySelectorAll('svg:not([role=img][aria-label])').length") == 0
         assert shown.run("[...document.querySelectorAll('th')].filter(one => !one.innerText.trim()).length") == 0
         beside = shown.run(
@@ -138,6 +144,29 @@ def test_the_report_fits_and_is_all_there(tmp_path, monkeypatch, page, width):
 )
 def test_the_report_of_each_task_fits_and_is_all_there(reports, page, task, width):
     shown = page("about:blank")
-    look_at(shown, Path(reports[task]), width)
+    look_at(shown, reports[task], width)
     text = shown.run("document.body.innerText + [...document.querySelectorAll('svg')].map(one => one.ariaLabel).join()")
     assert [words for words in TASKS[task][-1] if words not in text] == []
+
+
+@pytest.mark.in_ci(0)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_of_a_comparison_fits_and_is_all_there(tmp_path, page, width):
+    written, _ = comparison_pages(concluded(compared(*rows())), tmp_path)
+    shown = page("about:blank")
+    look_at(shown, written, width)
+    lines = shown.in_each_scheme("getComputedStyle(document.querySelector('svg [style*=\"var(--c0)\"]')).stroke")
+    assert lines == {"light": "rgb(0, 104, 181)", "dark": "rgb(98, 182, 243)"}
+
+
+@pytest.mark.in_ci(0)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_of_a_sweep_fits_and_is_all_there(tmp_path, monkeypatch, page, width):
+    """With choices that are long texts, and a trial that failed."""
+    monkeypatch.chdir(made_up.project(tmp_path / "here"))
+    shutil.copytree(ROOT / "recipes", "recipes")
+    Path("mine.yaml").write_text(SPACE)
+    written = sweep_page(sweep_of(sweeps.load("mine.yaml")), tmp_path / "sweep.html")
+    shown = page("about:blank")
+    look_at(shown, written, width)
+    assert shown.run("document.querySelectorAll('svg').length") == 6

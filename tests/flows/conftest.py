@@ -120,7 +120,7 @@ def prepared_template(project_template: Path, made_once: Callable[..., Path]) ->
         shutil.copytree(project_template, template, symlinks=True, dirs_exist_ok=True)
         environment = os.environ | {"PYTHONPATH": str(template)}
         done = subprocess.run(
-            ["stratagem", "prepare"], cwd=template, env=environment, capture_output=True, text=True, check=False
+            ["stratagem", "data", "prepare"], cwd=template, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
         git = ["git", "-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]

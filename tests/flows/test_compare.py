@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -20,11 +19,13 @@ import yaml
 from flows import comparison
 from flows.cli import project as project_commands
 from flows.cli import training as training_commands
-from flows.plan import LOOPS, plan
-from tasks import config, records, reports
+from flows.pairs import LOOPS, plan
+from tasks import config, records
 from tasks.operations import preconditions
 from tasks.records import Comparison, ComparisonRow, Repeat, StepTime, TrainingResult
+from tasks.reports.comparison import comparison_remarks, figures_table
 from tasks.system.errors import UserError
+from tests.tasks.written_runs import PREPARED
 
 # Fails when the model is built for the second time: after the checks, when the run has begun.
 MODELS = """
@@ -116,11 +117,11 @@ def test_a_key_goes_to_each_strategy_that_has_it(any_machine, overrides, expecte
     ("strategies", "loops", "overrides", "words"),
     [
         (["mirrord"], LOOPS, {}, ["unknown strategy 'mirrord'", "did you mean 'mirrored'?"]),
-        ([" "], LOOPS, {}, ["no strategy is named", "one_device, mirrored"]),
+        ([" "], LOOPS, {}, ["no strategy is given", "one_device, mirrored"]),
         (["one_device"], ["fitt"], {}, ["unknown loop 'fitt'", "Allowed: custom, fit"]),
         (["one_device"], LOOPS, {"train.epoch": 3}, ["unknown key 'train.epoch'", "'train.epochs'"]),
-        (["one_device"], ["fit"], {}, ["one_device --loops fit is one row", "name another", "stratagem run"]),
-        (["parameter_server"], LOOPS, {}, ["is one row, which is held against nothing"]),
+        (["one_device"], ["fit"], {}, ["one_device --loops fit is only one row", "add another", "stratagem run"]),
+        (["parameter_server"], LOOPS, {}, ["is only one row, so there is nothing to compare"]),
         (["one_device"], LOOPS, {"train.epochs": 0}, ["train.epochs = 0", "greater than 0"]),
         (["one_device"], LOOPS, {"strategy.kind": "mirrored"}, ["--set strategy.kind", "--strategies"]),
         (["one_device"], LOOPS, {"train.loop": "fit"}, ["--set train.loop", "--loops"]),
@@ -153,7 +154,7 @@ def test_a_mistake_is_refused_at_once(any_machine, strategies, loops, overrides,
 @pytest.mark.parametrize(
     ("kind", "loops", "overrides", "loop", "reason"),
     [
-        ("mirrored", ["fit"], {"train.jit_compile": True}, "fit", "train.jit_compile = true: not under"),
+        ("mirrored", ["fit"], {"train.jit_compile": True}, "fit", "train.jit_compile = true does not work with"),
         ("parameter_server", ["fit"], {}, None, "its only loop is custom: give --loops fit,custom"),
         ("model_parallel", ["fit"], {"strategy.devices": 2}, "fit", "make them equal"),
         ("multi_worker", ["fit"], {"strategy.launcher": "tf_config"}, "fit", "give --set strategy.launcher=local"),
@@ -261,23 +262,10 @@ numbers = itertools.count()
 
 def summarised(*rows: ComparisonRow) -> Comparison:
     planned = plan(["one_device"], LOOPS, None, {})
-    split = records.PreparedSplit(
-        num_examples=3,
-        features={"image": "i.npy"},
-        labels="l.npy",
-        sha256={},
-        class_counts=(1, 2),
-    )
-    prepared = records.PreparedDataset(
-        name="digits", kind="tfds", version="1", tfds_version="4", folder="f", raw_folder="r",
-        features={"image": records.Feature(kind="image", shape=(8, 8, 1), dtype="uint8")},
-        target=records.Target(task="classification", num_outputs=2, class_names=("a", "b")),
-        splits={"train": split}, sources=(), licence=None,
-    )  # fmt: skip
     origin = records.Lineage(git_commit="c", git_dirty=False, code_digest="", settings_digest="", data_version="d")
     run = records.Run(run_id="p", experiment="e", name="n", folder="mlruns/comparisons/p", lineage=origin, settings={})
     rounds = max(len(row.repeats) for row in rows)
-    return comparison.summarise(planned, rows, prepared, run, 12.3456, rounds)
+    return comparison.summarise(planned, rows, PREPARED, run, 12.3456, rounds)
 
 
 def test_a_row_is_the_median_of_its_rounds_and_is_held_against_those_of_one_device(any_machine):
@@ -295,49 +283,29 @@ def test_a_row_is_the_median_of_its_rounds_and_is_held_against_those_of_one_devi
     assert faster.speed_up_range == pytest.approx((1.2, 1.22))
     assert same.speed_up_range == pytest.approx((0.9, 1.1))
     assert [found.differs for found in made.rows] == [False, True, False, True]
-    table = reports.figures_table(made)
+    table = figures_table(made)
     shown = [dict(zip(table.header, texts, strict=True)) for texts in table.rows]
     assert [texts["speed-up"] for texts in shown] == ["1.00", "1.20", "~1", "0.80"]
     assert [texts["efficiency"] for texts in shown] == ["100%", "60%", "~50%", "40%"]
-    (spread,) = [said for said in reports.comparison_remarks(made) if said.startswith("Speed-up in 3 rounds")]
+    (spread,) = [said for said in comparison_remarks(made) if said.startswith("Speed-up in 3 rounds")]
     assert "data_parallel, fit: 0.90 to 1.10" in spread
-
-
-def test_start_up_and_peak_memory_are_told_with_what_the_rounds_span(any_machine, monkeypatch, capsys):
-    figures = [(9.5, 1_149_000_000), (20.25, 1_208_400_000), (10.0, 1_150_000_000)]
-    found = [row("mirrored", "fit", 100.0, start_up_seconds=start, peak_memory_bytes=peak) for start, peak in figures]
-    measured = row("one_device", "fit", 100.0, start_up_seconds=8.0, peak_memory_bytes=900_000_000)
-    once = comparison.median_row([measured])
-    made = comparison.median_row(found)
-    assert (made.start_up_seconds, made.start_up_range) == (10.0, (9.5, 20.25))
-    assert (made.peak_memory_bytes, made.peak_memory_range) == (1_150_000_000, (1_149_000_000, 1_208_400_000))
-    assert (once.start_up_range, once.peak_memory_range) == (None, None)
-    whole = summarised(once, made)
-    remarks = reports.comparison_remarks(whole)
-    assert "Start-up in 3 rounds, s: mirrored, fit: 9.50 to 20.2." in remarks
-    assert "Peak memory in 3 rounds, MB: mirrored, fit: 1,149 to 1,208." in remarks
-    monkeypatch.setenv("COLUMNS", "80")
-    training_commands.print_comparison(whole)
-    shown = capsys.readouterr().out
-    assert "Start-up in 3 rounds, s: mirrored, fit: 9.50 to 20.2." in " ".join(shown.split())
-    assert [line for line in shown.splitlines() if len(line) > 80 or "…" in line] == []
 
 
 def test_what_was_measured_once_is_no_gain(any_machine):
     made = summarised(row("one_device", "fit", 100), row("mirrored", "fit", 193, devices=2))
     assert not made.rows[1].differs
-    assert any("measured once" in said for said in reports.comparison_remarks(made))
+    assert any("measured once" in said for said in comparison_remarks(made))
 
 
 def test_a_table_does_not_contradict_itself(any_machine, machine_with_cores):
-    """On a busy machine it once had an efficiency of 193 % beside "no speed-up is to be expected"."""
+    """On a busy machine it once had an efficiency of 193 % beside "expect no speed-up"."""
     machine_with_cores(2)
     gained = summarised(row("one_device", "fit", 100, 100), row("mirrored", "fit", 200, 193, devices=2, load=1.5))
-    assert "no speed-up is to be expected" not in gained.note
-    assert "more devices cannot be why a row is faster" in gained.note
+    assert "expect no speed-up" not in gained.note
+    assert "more devices cannot explain a faster row" in gained.note
     assert "Other programs kept 0.0 to 1.5 of 2 processor cores busy" in gained.note
     quiet = summarised(row("one_device", "fit", 100, 100), row("mirrored", "fit", 130, 90, devices=2, load=0.1))
-    assert "no speed-up is to be expected" in quiet.note
+    assert "expect no speed-up" in quiet.note
     assert "Other programs" not in quiet.note
 
 
@@ -346,7 +314,7 @@ def test_a_later_round_that_fails_leaves_what_was_measured(any_machine):
     broken = ComparisonRow(strategy="mirrored", loop="fit", reason="it broke", run_id="x")
     made = comparison.median_row([worked, broken])
     assert (made.reason, made.failures, made.examples_per_second, len(made.repeats)) == (None, ("it broke",), 100.0, 1)
-    assert "mirrored, fit: a later round: it broke" in reports.comparison_remarks(summarised(made))
+    assert "mirrored, fit: a later round: it broke" in comparison_remarks(summarised(made))
     assert comparison.median_row([broken]) == broken
 
 
@@ -375,7 +343,7 @@ def test_without_the_same_loop_any_one_device_counts_and_without_one_nothing_is_
     for rows in ((fast,), (failed, fast)):
         made = summarised(*rows)
         assert made.rows[-1].speed_up is None
-        headings = reports.figures_table(made).header
+        headings = figures_table(made).header
         assert "examples/s" in headings
         assert not {"speed-up", "efficiency"} & set(headings)
 
@@ -395,23 +363,7 @@ def test_devices_that_share_cores_are_pointed_out(any_machine, machine_with_core
     made = summarised(*rows)
     assert made.num_cores == 3
     assert made.note is None if note is None else made.note.startswith(note)
-    assert made.note is None or "no speed-up is to be expected" in reports.comparison_remarks(made)[-1]
-
-
-@pytest.mark.parametrize(
-    ("epochs", "first_call", "speed", "expected"),
-    [
-        ((5.0, 2.0, 3.0), 4.0, 9.0, 2.5),
-        ((5.0,), 4.0, 9.0, 1.0),
-        ((5.0,), None, 9.0, 5.0),
-        ((), 4.0, 9.0, None),
-        ((5.0,), 4.9, None, None),  # The first call was the epoch.
-    ],
-)
-def test_an_epoch_is_counted_without_the_first_call(epochs, first_call, speed, expected):
-    times = {"epoch_seconds": epochs, "first_call_seconds": first_call, "examples_per_second": speed}
-    trained = TrainingResult.model_construct(**times)
-    assert comparison.seconds_per_epoch(trained) == expected
+    assert made.note is None or "expect no speed-up" in comparison_remarks(made)[-1]
 
 
 def test_the_widest_table_fits_80_columns(any_machine, monkeypatch, capsys):
@@ -454,14 +406,6 @@ def test_the_widest_table_fits_80_columns(any_machine, monkeypatch, capsys):
 
 # What each strategy offers
 
-ASKING = {
-    "train.steps_per_execution": 8,
-    "train.jit_compile": True,
-    "train.gradient_accumulation_steps": 2,
-    "train.deterministic": True,
-    "train.profile_steps": [10, 20],
-}
-
 
 def test_every_cell_that_says_no_has_its_reason():
     rows, reasons = project_commands.offers_cells()
@@ -472,28 +416,9 @@ def test_every_cell_that_says_no_has_its_reason():
     assert config.FEATURES.keys() < {feature for feature, *_ in rows}
 
 
-@pytest.mark.parametrize("feature", project_commands.offers())
-def test_the_table_of_offers_says_what_the_settings_accept(feature):
-    key, _, value = feature.partition("=")
-    for kind, reason in project_commands.offers()[feature].items():
-        loops = config.strategy_kinds()[kind].loops
-        wanted = {"strategy.kind": kind, "train.loop": loops[0], key: value or ASKING[key]}
-        if reason is None:
-            config.load(None, wanted)
-        else:
-            with pytest.raises(UserError, match=re.escape(key)) as refusal:
-                config.load(None, wanted)
-            assert key == "train.loop" or reason in str(refusal.value)
-
-
-def test_the_documentation_has_the_table_of_the_code():
+def test_the_documentation_describes_each_strategy():
     text = (config.project_root() / "docs" / "strategies.md").read_text()
-    (written,) = re.findall(r"<!-- offers: begin.*?-->\n(.*?)<!-- offers: end -->", text, re.DOTALL)
-    assert written == project_commands.offers_page(), (
-        "put what `stratagem strategies --markdown` prints between the two markers in docs/strategies.md"
-    )
-    for kind in config.strategy_kinds():
-        assert f"## `{kind}`" in text
+    assert [kind for kind in config.strategy_kinds() if f"## `{kind}`" not in text] == []
 
 
 def test_strategies_are_listed(project, run):
@@ -504,7 +429,6 @@ def test_strategies_are_listed(project, run):
     for section in config.strategy_kinds().values():
         assert [reason for reason in section.refuses.values() if reason not in reasons] == []
     assert "on jax: data_parallel, model_parallel" in listed.stdout
-    assert run(["stratagem", "strategies", "--markdown"]).stdout == project_commands.offers_page()
     values = json.loads(run(["stratagem", "strategies", "--json"]).stdout)
     assert values.keys() == config.strategy_kinds().keys()
     assert values["parameter_server"]["loops"] == ["custom"]
@@ -516,15 +440,15 @@ def test_strategies_are_listed(project, run):
 
 
 @pytest.fixture(scope="module")
-def compared(prepared_template, record_imports, tmp_path_factory):
-    """One device and two replicas, twice each, and a TPU that is not there, beside another program that is busy."""
+def compared(prepared_template, record_imports, tmp_path_factory, one_prefect_server):
+    """One device and two replicas, twice each, and a TPU that is not there, beside a program that does a little."""
     project = tmp_path_factory.mktemp("compared") / "project"
     shutil.copytree(prepared_template, project, symlinks=True)
     imports = record_imports(project)
     command = "stratagem compare --strategies one_device,mirrored,tpu --loops fit --json"
     # A model without Dropout, which each replica would draw for itself.
     settings = "train.epochs=1 strategy.devices=2 train.per_replica_batch_size=64 model.name=mlp"
-    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    other = subprocess.Popen([sys.executable, "-c", "import time\nwhile True: sum(range(100_000)), time.sleep(0.03)"])
     try:
         done = subprocess.run(
             [*command.split(), *(part for text in settings.split() for part in ("--set", text))],
@@ -598,7 +522,7 @@ def test_a_comparison_trains_the_same_everywhere(compared):
         assert low <= found.metrics["test/accuracy"] <= high < low + 0.2
     assert one.step_time.collectives_ms == 0 < two.step_time.collectives_ms
     assert made.finding[0].startswith("mirrored, fit")
-    assert made.finding[-1].startswith("No row's test accuracy is shown to differ")
+    assert made.finding[-1].startswith("No row's test accuracy differs measurably from that of one_device, fit")
     page = (project / made.folder / "comparison.html").read_text()
     assert all(re.sub("&#39;", "'", page).count(sentence) == 1 for sentence in made.finding)
     assert done.stderr.index("one_device, fit\n") < done.stderr.index("mirrored, fit\n")
@@ -615,6 +539,7 @@ def test_mlflow_has_a_parent_with_the_table_and_a_child_each(compared):
     store = _store(project)
     parent = store.get_run(made.run_id)
     assert parent.info.status == "FINISHED"
+    assert not {"strategy", "loop", "mlflow.parentRunId"} & parent.data.tags.keys()
     assert [file.path for file in store.list_artifacts(made.run_id, "comparison")] == [
         "comparison/comparison.csv", "comparison/comparison.html", "comparison/comparison.json",
         "comparison/comparison.md",
@@ -632,11 +557,11 @@ def test_mlflow_has_a_parent_with_the_table_and_a_child_each(compared):
         assert child.info.status == "FINISHED"
         assert (child.data.params["strategy.kind"], child.data.params["train.loop"]) == (found.strategy, found.loop)
         metrics = child.data.metrics
-        assert metrics["performance/speed_up"] == found.speed_up
-        assert metrics["performance/seconds_per_epoch"] == found.seconds_per_epoch
-        assert metrics["performance/load"] == repeat.load
-        assert metrics["performance/compute_ms"] == found.step_time.compute_ms
-        assert metrics["performance/peak_memory_bytes"] == found.peak_memory_bytes
+        assert metrics["training/speed_up"] == found.speed_up
+        assert metrics["training/seconds_per_epoch"] == found.seconds_per_epoch
+        assert metrics["training/load"] == repeat.load
+        assert metrics["training/compute_ms"] == found.step_time.compute_ms
+        assert metrics["training/peak_memory_bytes"] == found.peak_memory_bytes
         assert metrics["test/accuracy"] == found.metrics["test/accuracy"]
     figures = [{name for name in child.data.metrics if not name.startswith("system/")} for child in children]
     assert [other for other in figures if other != figures[0]] == []
@@ -657,17 +582,22 @@ def test_a_step_is_looked_at_in_other_processes_and_on_jax_too(prepared_project,
     made = Comparison.model_validate_json(result.stdout)
     assert {(found.strategy, found.loop) for found in made.rows} == {
         ("multi_worker", "fit"), ("multi_worker", "custom"), ("parameter_server", "custom"), ("data_parallel", "fit"),
+        ("data_parallel", "custom"),
     }  # fmt: skip
     for found in made.rows:
         assert found.reason is None
-        assert found.step_time.num_steps >= 8, "a worker's first two make it ready"
+        assert len(found.intervals["test/accuracy"]) == 2
+        if found.strategy == "parameter_server":
+            assert found.step_time is None
+            continue
+        assert found.step_time.num_steps >= 8
         assert min(found.step_time.parts.values()) >= 0
         assert min(found.step_time.compute_ms, found.step_time.collectives_ms, found.step_time.host_ms) > 0, found
-        assert len(found.intervals["test/accuracy"]) == 2
     memory = {found.strategy: found.peak_memory_bytes for found in made.rows}
     assert memory["parameter_server"] > 2 * memory["data_parallel"], "four processes, and one"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_comparison_that_was_killed_goes_on_with_what_is_missing(prepared_project, start, run):
     """kill -9 of the command and all that it started, in the middle of the second training of four."""
@@ -687,23 +617,18 @@ def test_a_comparison_that_was_killed_goes_on_with_what_is_missing(prepared_proj
 
     other = run([*command, "--set", "train.seed=1", "--repeats", "1"])
     assert other.returncode == 0, other.stderr
-    assert f"comparison {folder.name} is unfinished, and does not go on: it is of other rows, settings" in other.stderr
+    assert f"comparison {folder.name} is unfinished but is not continued: it has other rows, settings" in other.stderr
     assert Comparison.model_validate_json(other.stdout).run_id != folder.name
 
     again = run(command)
     assert again.returncode == 0, again.stderr
-    assert (
-        f"comparison {folder.name} is unfinished and goes on: 1 training that it has measured is kept" in again.stderr
-    )
+    assert f"resuming comparison {folder.name}, which is unfinished: 1 measured training is kept" in again.stderr
     made = Comparison.model_validate_json(again.stdout)
     assert made.run_id == folder.name
     assert made.rounds == 2
     one, two = made.rows
     assert one.repeats[0].run_id == before.rows[0].run_id, "it was not trained again"
-    assert [[(repeat.round, repeat.sitting) for repeat in found.repeats] for found in (one, two)] == [
-        [(1, 1), (2, 2)], [(1, 2), (2, 2)],
-    ]  # fmt: skip
-    assert "was stopped and went on: what round 1 measured lies further apart" in made.note
+    assert [[repeat.round for repeat in found.repeats] for found in (one, two)] == [[1, 2], [1, 2]]
     assert again.stderr.count("one_device, fit") == 1, "its second round alone"
     statuses = {found.info.run_id: found.info.status for found in _store(prepared_project).search_runs(["1"])}
     kept = [made.run_id, *(repeat.run_id for found in made.rows for repeat in found.repeats)]
@@ -738,22 +663,6 @@ def test_when_nothing_works_the_reasons_are_the_message(prepared_project, run):
     assert child.data.tags["mlflow.parentRunId"] == made.run_id
     assert refused.run_id is None, "it was refused before it had a run"
     assert store.get_run(made.run_id).info.status == "FAILED"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_a_comparison_that_is_interrupted_ends_as_killed(prepared_project, start):
-    command = start(
-        "stratagem", "compare", "--strategies", "one_device,mirrored", "--set", "train.epochs=400",
-        "--set", "tracking.system_metrics=false",
-    )  # fmt: skip
-    command.wait_until("  1/400")
-    command.process.send_signal(signal.SIGINT)
-    assert command.process.wait(300) == 130
-    assert command.survivors() == []
-    statuses = {r.info.run_name.rsplit("-", 1)[0]: r.info.status for r in _store(prepared_project).search_runs(["1"])}
-    assert statuses == {"digits-comparison": "KILLED", "convnet2-one_device-fit": "KILLED"}
-    assert "Traceback" not in command.err.read_text()
 
 
 def test_bad_input_leaves_nothing(digits, project, run):

@@ -67,6 +67,7 @@ def test_an_addition_is_a_diff_of_at_most_fifteen_lines(what):
     assert applied.returncode == 0, applied.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_project_trains_with_all_additions(prepared_project, run):
     for heading, diff in DIFFS.items():
@@ -95,6 +96,6 @@ def test_a_project_trains_with_all_additions(prepared_project, run):
     assert first["strategy"] == "one_replica"
     assert {"test/log_loss", "test/balanced_accuracy"} <= first["metrics"].keys()
     assert (second["dataset"], second["num_replicas"]) == ("black_or_white", 2)
-    exported = run(["stratagem", "export", first["run_id"], "--format", "unzipped", "--json"])
+    exported = run(["stratagem", "models", "export", first["run_id"], "--format", "unzipped", "--json"])
     assert exported.returncode == 0, exported.stderr
     assert "model/config.json" in json.loads(exported.stdout)["files"]

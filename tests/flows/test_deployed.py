@@ -66,7 +66,7 @@ def test_files_come_from_and_go_to_where_the_operators_files_say(in_flow_run, pr
         check({"model.initial": "models:/digits@champion"})
         check({"model.initial": "a" * 32})
         for key, value in others.items():
-            with pytest.raises(UserError, match=f"^{key} = '{value}': a flow run may name no place that params.yaml"):
+            with pytest.raises(UserError, match=f"^{key} = '{value}': a flow run may only use places that params.yaml"):
                 check({key: value}, "kept")
 
 
@@ -76,7 +76,7 @@ def test_a_recipe_lies_in_its_folder(in_flow_run, project, tmp_path):
     for recipe in (str(tmp_path / "elsewhere.yaml"), "recipes/../params.yaml", "recipes/link.yaml"):
         with in_flow_run(of_deployment=False):
             check({}, recipe)
-        with in_flow_run(), pytest.raises(UserError, match="a flow run may name what lies in"):
+        with in_flow_run(), pytest.raises(UserError, match="a flow run may only name files in"):
             check({}, recipe)
     with in_flow_run():
         check({}, "recipes/mnist.yaml")

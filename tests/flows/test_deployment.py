@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import shutil
 import socket
 import sqlite3
@@ -135,14 +134,9 @@ def test_the_deployments_are_there(prefect):
     assert found["nightly"]["parameters"] == {"if_changed": True}
 
 
-@pytest.mark.in_ci(0)
 @pytest.mark.parametrize(
     ("overrides", "named"),
-    [
-        ({"train.epochs": 0}, "overrides['train.epochs']"),
-        ({"train.epoch": 2}, "'train.epoch'"),
-        ({"strategy.kind": "mirrord"}, "overrides['strategy.kind']"),
-    ],
+    [({"common": {"train.epochs": 0}}, "overrides.common['train.epochs']")],
     ids=str,
 )
 def test_a_bad_value_is_refused_before_a_run_exists(prefect, overrides, named):
@@ -165,12 +159,11 @@ def test_a_run_on_demand_is_completed_there_and_finished_in_mlflow(prefect):
     assert flow_run["state_type"] == "COMPLETED"
     assert flow_run["name"] == "digits-one_device-fit"
     # Prefect writes tasks down beside the run, some of them after its end.
-    _wait("the last task", lambda: len(prefect.task_runs(flow_run)) >= 6)
-    names = prefect.task_runs(flow_run)
-    assert names[0] == "data digits"
-    assert "train convnet2 on digits, one_device fit" in names
-    assert len(names) == 6
-    assert [name for name in names if not re.search("digits|end run convnet2-one_device-fit-", name)] == []
+    _wait("the last task", lambda: len(prefect.task_runs(flow_run)) >= 4)
+    assert prefect.task_runs(flow_run) == [
+        "data digits", "train convnet2 on digits, one_device fit", "evaluate latest on digits, one_device fit",
+        "register convnet2 on digits, one_device",
+    ]  # fmt: skip
     assert prefect.mlflow_runs() == {flow_run["id"]: "FINISHED"}
     # What was asked for is what was trained.
     (record,) = prefect.project.glob("mlruns/runs/*/summary.json")
@@ -180,9 +173,6 @@ def test_a_run_on_demand_is_completed_there_and_finished_in_mlflow(prefect):
     assert summary["steps"] == 2 * 21, "1,293 examples are 21 batches of 64"
     artifacts = prefect.ask("artifacts/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
     by_key = {artifact["key"]: artifact for artifact in artifacts}
-    assert (by_key["training"]["type"], by_key["training"]["data"]) == ("progress", 100.0)
-    assert by_key["learning-curve"]["type"] == "image"
-    assert by_key["learning-curve"]["data"].startswith("data:image/png;base64,iVBOR")
     page = by_key["result"]
     assert page["type"] == "markdown"
     assert summary["run_id"] in page["data"]
@@ -209,52 +199,14 @@ def test_a_comparison_on_demand_leaves_its_table(prefect):
     assert "none of one_device has this key" in first["state"]["message"]
     assert first["id"] not in prefect.mlflow_runs()
     assert flow_run["name"] == "comparison of one_device"
-    _wait("the last task", lambda: len(prefect.task_runs(flow_run)) >= 12)
-    names = [re.sub(r"-[0-9a-f]{6}\b", "", name) for name in prefect.task_runs(flow_run)]
-    assert names == [
-        "data digits", "start or resume comparison on digits",
-        *(
-            name
-            for loop in ("fit", "custom")
-            for name in (
-                f"start run on digits, one_device {loop}", f"train convnet2 on digits, one_device {loop}",
-                f"evaluate latest on digits, one_device {loop}", f"end run convnet2-one_device-{loop}, FINISHED",
-            )
-        ),
-        "report digits-comparison", "end run digits-comparison, FINISHED",
+    _wait("the last task", lambda: len(prefect.task_runs(flow_run)) >= 5)
+    assert prefect.task_runs(flow_run) == [
+        "data digits", "train convnet2 on digits, one_device fit", "evaluate latest on digits, one_device fit",
+        "train convnet2 on digits, one_device custom", "evaluate latest on digits, one_device custom",
     ]  # fmt: skip
     artifacts = prefect.ask("artifacts/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
     (page,) = [artifact for artifact in artifacts if artifact["key"] == "comparison"]
     assert "| one_device | fit | 1 |" in page["data"]
-
-
-@pytest.mark.exhaustive
-def test_a_sweep_on_demand_leaves_its_table_and_a_version(prefect):
-    (prefect.project / "recipes" / "sweeps" / "two.yaml").write_text(
-        "set: {train.epochs: 1, model.name: mlp, tracking.system_metrics: false, register.minimum: null}\n"
-        "space: {model.options.units: [[8], [16]]}\n"
-    )
-    asked = ["-p", "space=two", "-p", "trials=2"]
-    result = prefect.command("deployment", "run", "sweep/sweep", *asked, "--watch")
-    assert result.returncode == 0, result.stdout + result.stderr
-    (flow_run,) = prefect.flow_runs("sweep")
-    assert flow_run["name"] == "sweep of two"
-    trained = [f"trial {number}" for number in range(2)]
-    _wait("its tasks", lambda: set(trained) <= set(prefect.task_runs(flow_run)))
-    artifacts = prefect.ask("artifacts/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
-    (page,) = [artifact for artifact in artifacts if artifact["key"] == "sweep"]
-    assert "model.options.units" in page["data"]
-    result = json.loads(next(prefect.project.glob("mlruns/**/sweep.json")).read_text())  # MLflow has a copy.
-    assert [trial["state"] for trial in result["trials"]] == ["complete", "complete"]
-    assert result["final"]["model_version"].startswith("digits-mlp/")
-
-
-def test_a_recipe_that_is_not_there_is_refused_before_a_run_exists(prefect):
-    before = prefect.flow_runs("training")
-    result = prefect.command("deployment", "run", "training/training", "-p", "recipe=nosuch", "--watch")
-    assert result.returncode == 1
-    assert "'nosuch' is not one of" in " ".join((result.stdout + result.stderr).split())
-    assert prefect.flow_runs("training") == before
 
 
 def test_a_flow_run_names_no_code_and_no_file_of_anywhere(prefect, tmp_path):
@@ -267,7 +219,7 @@ def test_a_flow_run_names_no_code_and_no_file_of_anywhere(prefect, tmp_path):
     for deployment, parameters, words in (
         ("training/training", {"overrides": model}, "model.name = 'planted:build': a flow run may not name code"),
         ("comparison/comparison", {"overrides": loss}, "train.loss = 'planted:build': a flow run may not name code"),
-        ("sweep/sweep", {"space": str(space)}, "a flow run may name what lies in"),
+        ("sweep/sweep", {"space": str(space)}, "a flow run may only name files in"),
     ):
         asked = [part for name, value in parameters.items() for part in ("-p", f"{name}={json.dumps(value)}")]
         result = prefect.command("deployment", "run", deployment, *asked, "--watch")

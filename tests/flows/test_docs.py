@@ -21,8 +21,8 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from flows import plan
 from flows.cli import main
+from flows.pairs import plan
 from tasks import config, sweeps
 from tasks.strategies.engines import isolation
 from tests.processes import test_faults
@@ -45,6 +45,8 @@ NOT_RUN = {
     "make test": "these tests",
     "make test-slow": "these tests",
     "make test-exhaustive": "more of these tests",
+    "make bench": "takes 20 minutes",
+    "python -m benchmarks recipes best": "takes longer",
     "make docs": "test_website.py builds the site, and says which page is stale",
     ".ci/run": "these tests",
     ".venv/bin/pip install xprof": "downloads a package",
@@ -62,8 +64,8 @@ NOT_RUN = {
 }
 # What serves until it is ended, and what it says when it does.
 SERVERS = {
-    "stratagem ui": "Ctrl-C ends all.",
-    "stratagem serve-model": "Ctrl-C ends it.",
+    "stratagem ui": "Press Ctrl-C to stop everything.",
+    "stratagem models serve": "Press Ctrl-C to stop it.",
     "tensorboard": "(Press CTRL+C to quit)",
 }
 # So short is a training here, where the command or its recipe says nothing else: an epoch of digits each.
@@ -114,7 +116,7 @@ SCHEDULE = next(command for command in COMMANDS if "prefect server start" in com
 FIRST_PAGES = ("README.md",)
 # But for these, each of which has slow tests of its own.
 LONG = re.compile(
-    r"stratagem (compare|sweep|ui|up|status|down|serve-model|reproduce|\w+ mnist)|deployment run"
+    r"stratagem (compare|sweep|ui|up|status|down|models serve|runs reproduce|\w+ mnist)|deployment run"
     r"|run --set (strategy\.kind|train\.loop)="
 )
 # What a reader does, from the top; the same command once. test_own_data.py does what the tutorials say.
@@ -156,10 +158,10 @@ def test_settings_and_options_of_a_command_are_accepted(monkeypatch, command):
     given = called.make_context(name, arguments).params
     if name == "compare":
         pairs, overrides = given["strategies"].split(","), config.read_overrides(given["overrides"])
-        planned = plan.plan(pairs, given["loops"].split(","), given["recipe"], overrides)
+        planned = plan(pairs, given["loops"].split(","), given["recipes"], overrides)
         assert [pair.reason for pair in planned.pairs if pair.reason] == []
-    elif "recipe" in given and "overrides" in given:
-        config.load(given["recipe"], given["overrides"])
+    elif "recipes" in given:
+        config.load(given["recipes"], given["overrides"])
 
 
 @pytest.mark.parametrize(
@@ -207,6 +209,15 @@ def names_in(statement: ast.stmt) -> set[str]:
     """Return what a statement defines."""
     targets = [*getattr(statement, "targets", ()), getattr(statement, "target", None)]
     return {getattr(statement, "name", ""), *(part.id for part in targets if isinstance(part, ast.Name))}
+
+
+def test_the_tests_of_each_promise_are_there():
+    tests = {
+        name for path in ROOT.glob("tests/**/test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    named = re.findall(r"`(test_\w+?)(?:\.\.\.)?`", (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8"))
+    assert len(named) > 20
+    assert [one for one in named if not any(test.startswith(one) for test in tests)] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)

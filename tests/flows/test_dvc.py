@@ -1,20 +1,17 @@
 """`dvc repro` alone, without flows, as a DVC user works."""
 
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import mlflow
 import pytest
 import yaml
 
-from tasks import config, runs
+from tasks import config
 from tasks.operations import dvc_data, dvc_stages
+from tasks.runs import entries, outcome
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +76,7 @@ def test_repro_runs_what_changed_and_nothing_else(project, run):
     page = (project / "plots" / "index.html").read_text()
     for title in ("train/loss", "validation/accuracy", "confusion"):
         assert title in page
-    report = config.project_root() / runs.find_run(evaluation["run_id"]).folder / "report"
+    report = config.project_root() / entries.find_run(evaluation["run_id"]).folder / "report"
     for picture, drawn in (("learning_curve.png", "learning_curve.png"), ("predictions.png", "confusion_matrix.png")):
         assert f'src="static/workspace_metrics_{picture}"' in page
         shown_picture = (project / "plots" / "static" / f"workspace_metrics_{picture}").read_bytes()
@@ -114,42 +111,6 @@ def test_what_is_pulled_in_a_second_clone_is_what_was_made_in_the_first(project,
             assert (second / path).read_bytes() == content
     assert "up to date" in do("dvc", "status", "data/digits/dvc.yaml", cwd=second)
     assert do("git", "status", "--porcelain", cwd=second) == ""
-
-
-OWN = """
-import keras
-
-
-def build(input_shape, num_classes, units=UNITS):
-    inputs = keras.Input(input_shape)
-    hidden = keras.layers.Dense(units, name="hidden")(keras.layers.Flatten(name="flat")(inputs))
-    return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(hidden))
-"""
-
-
-@pytest.mark.exhaustive
-def test_own_code_is_a_dependency_that_the_user_lists(prepared_project, run):
-    def repro() -> list[str]:
-        result = run(["dvc", "repro"])
-        assert result.returncode == 0, result.stdout + result.stderr
-        return re.findall(r"^Running stage '(.+)':$", result.stdout, re.MULTILINE)
-
-    _edit(prepared_project / "params.yaml", "train", epochs=1)
-    _edit(prepared_project / "params.yaml", "model", name="my_models:build", options={})
-    own = prepared_project / "my_models.py"
-    own.write_text(OWN.replace("UNITS", "8"))
-    pipeline = prepared_project / "dvc.yaml"
-    stages = yaml.safe_load(pipeline.read_text())
-    for stage in ("train", "evaluate"):
-        stages["stages"][stage]["deps"].append(own.name)
-    pipeline.write_text(yaml.safe_dump(stages, sort_keys=False))
-    assert repro() == ["train", "evaluate"]
-    assert repro() == []
-    before = json.loads((prepared_project / "metrics" / "training.json").read_text())
-    own.write_text(OWN.replace("UNITS", "16"))
-    assert repro() == ["train", "evaluate"]
-    after = json.loads((prepared_project / "metrics" / "training.json").read_text())
-    assert after["num_parameters"] > before["num_parameters"]
 
 
 class Experiments:
@@ -194,19 +155,6 @@ def experiments(prepared_project, run):
 
 
 @pytest.mark.exhaustive
-def test_an_experiment_in_the_workspace_is_compared_with_the_commit(experiments):
-    experiments.do("dvc", "exp", "run", "--name", "longer", "-S", "train.epochs=2")
-    (changed,) = json.loads(experiments.do("dvc", "params", "diff", "--json")).values()
-    assert changed == {"train.epochs": {"old": 1, "new": 2, "diff": 1}}
-    (metrics,) = json.loads(experiments.do("dvc", "metrics", "diff", "--json")).values()
-    assert metrics["test.accuracy"]["new"] != metrics["test.accuracy"]["old"]
-    table = experiments.do("dvc", "exp", "show", "--only-changed", "--csv").splitlines()
-    assert {"test.accuracy", "train.epochs"} <= set(table[0].split(","))
-    assert any("longer" in line for line in table)
-    assert experiments.run_of(experiments.named()["longer"]) in experiments.runs()
-
-
-@pytest.mark.exhaustive
 def test_experiments_of_the_queue_leave_their_runs_in_the_project(experiments):
     """Two at once: each in a copy of the project, which DVC removes."""
     before = experiments.runs()
@@ -219,8 +167,8 @@ def test_experiments_of_the_queue_leave_their_runs_in_the_project(experiments):
     assert experiments.runs() - before == set(made.values())
     store = mlflow.MlflowClient(f"sqlite:///{experiments.project / 'mlruns' / 'mlflow.db'}")
     for name, run_id in made.items():
-        run = runs.find_run(run_id)
-        assert runs.status(run).status == "FINISHED"
+        run = entries.find_run(run_id)
+        assert outcome.status(run).status == "FINISHED"
         training = json.loads((experiments.project / run.folder / "records" / "training.json").read_text())
         assert (experiments.project / training["checkpoint"]).is_dir()
         found = store.get_run(run_id)
@@ -234,33 +182,6 @@ def test_experiments_of_the_queue_leave_their_runs_in_the_project(experiments):
     assert store.get_run(made["mirrored"]).data.params["strategy.kind"] == "mirrored"
     assert (experiments.project / "mlruns" / ".gitkeep").is_file()
     assert experiments.do("git", "status", "--porcelain") == ""
-
-
-@pytest.mark.exhaustive
-def test_an_experiment_that_was_killed_goes_on_where_it_was(experiments):
-    before = experiments.runs()
-    command = ["dvc", "exp", "run", "--temp", "-S", "train.epochs=60", "-S", "train.steps_per_execution=1"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        end = time.monotonic() + 300
-        while not (cut := experiments.runs() - before) or not any(
-            path.name.isdigit()
-            for path in (experiments.project / "mlruns" / "runs" / min(cut) / "checkpoints").glob("*")
-        ):
-            assert process.poll() is None
-            assert time.monotonic() < end
-            time.sleep(0.1)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    (killed,) = cut
-    result = experiments._run(command)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert f"resuming run {killed}" in result.stderr
-    assert experiments.runs() - before == {killed}
-    assert runs.status(runs.find_run(killed)).status == "FINISHED"
 
 
 def test_a_copy_has_its_own_runs_again_whatever_happens(tmp_path):

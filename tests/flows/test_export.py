@@ -1,4 +1,4 @@
-"""`stratagem export` as it is typed, of runs that `stratagem run` and `stratagem train` made."""
+"""`stratagem models export` as it is typed, of runs that `stratagem run` and `stratagem train` made."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def test_a_run_and_its_registered_model_are_the_same_export(in_finished, run, tm
     (in_finished.project / "below").mkdir(exist_ok=True)
     folder = in_finished.project / "below" / "out"
     # From a folder below the project's, and from there.
-    done = run(["stratagem", "export", summary["run_id"], "--format", "savedmodel", "--to", "out", "--json"],
+    done = run(["stratagem", "models", "export", summary["run_id"], "--format", "savedmodel", "--to", "out", "--json"],
                cwd=in_finished.project / "below", env={"PYTHONPATH": str(in_finished.project)})  # fmt: skip
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
@@ -59,11 +59,11 @@ def test_a_run_and_its_registered_model_are_the_same_export(in_finished, run, tm
     right = run([sys.executable, "-c", STRANGER, str(folder)])
     assert float(right.stdout.splitlines()[-1]) == pytest.approx(summary["metrics"]["test/accuracy"]), right.stderr
     for named in (f"models:/{name}/{number}", f"models:/{name}@challenger"):
-        again = run(["stratagem", "export", named, "--format", "savedmodel", "--to", "below/out", "--json"])
+        again = run(["stratagem", "models", "export", named, "--format", "savedmodel", "--to", "below/out", "--json"])
         assert again.returncode == 0, again.stderr
         assert json.loads(again.stdout) == first
-        assert "is there already: nothing was written" in " ".join(again.stderr.split())
-    shown = run(["stratagem", "export", "latest", "--format", "keras"], env={"COLUMNS": "80"})
+        assert "already exists: nothing was written" in " ".join(again.stderr.split())
+    shown = run(["stratagem", "models", "export", "latest", "--format", "keras"], env={"COLUMNS": "80"})
     assert shown.returncode == 0, shown.stderr
     assert "360 test examples, at most 0 from Keras" in shown.stdout
     step = summary["checkpoint"].rpartition("/")[2]
@@ -73,21 +73,30 @@ def test_a_run_and_its_registered_model_are_the_same_export(in_finished, run, tm
     assert [line for line in shown.stdout.splitlines()[:-1] if len(line) > 80] == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_cannot_be_exported_is_one_message(in_finished, run):
     summary = in_finished.summary
     name = summary["model_version"].split("/")[0]
     for words, message in {
-        ("latest", "--format", "h5"): "unknown export format 'h5': Allowed: keras, ",
+        ("latest", "--format", "h5"): "unknown export format 'h5'. Allowed: keras, ",
         ("0" * 32, "--format", "keras"): f"unknown run '{'0' * 32}': the newest runs: {summary['run_id']}",
-        ("latest", "--format", "keras", "--checkpoint", "7"): "unknown --checkpoint '7': Allowed: best, latest",
-        ("models:/none@champion", "--format", "keras"): f"'models:/none@champion' is not in sqlite:.* There: {name}/1",
-        (f"models:/{name}/7", "--format", "keras"): f"'models:/{name}/7' is not in sqlite:.* There: {name}/1",
-        (f"models:/{name}", "--format", "keras"): f"'models:/{name}' names no model: write it as models:/NAME@ALIAS",
-        (f"models:/{name}/1", "--format", "keras", "--checkpoint", "best"): "is one model of its run: leave --checkpo",
-        ("latest", "--format", "keras", "--to", "params.yaml"): "params.yaml is there already, and no export made it",
+        ("latest", "--format", "keras", "--checkpoint", "7"): "unknown --checkpoint '7'. Allowed: best, latest",
+        (
+            "models:/none@champion",
+            "--format",
+            "keras",
+        ): f"unknown model 'models:/none@champion': .* has: models:/{name}/1",
+        (f"models:/{name}/7", "--format", "keras"): f"unknown model 'models:/{name}/7': .* has: models:/{name}/1",
+        (
+            f"models:/{name}",
+            "--format",
+            "keras",
+        ): f"'models:/{name}' is not the address of a model: write models:/NAME@ALIAS",
+        (f"models:/{name}/1", "--format", "keras", "--checkpoint", "best"): "is a single model: leave --checkpoint out",
+        ("latest", "--format", "keras", "--to", "params.yaml"): "params.yaml already exists and is not an export",
     }.items():
-        assert re.search(message, only_message(run(["stratagem", "export", *words]), 2)), words
+        assert re.search(message, only_message(run(["stratagem", "models", "export", *words]), 2)), words
 
 
 @pytest.mark.slow
@@ -105,11 +114,11 @@ def test_a_registered_model_that_is_not_here_any_more_is_one_message(in_finished
     ]
     for file in (folder / "models").glob("*.keras"):
         file.write_bytes(file.read_bytes() + b"more")
-    assert f"is a model of run {summary['run_id']} that is not in the run's folder" in only_message(
+    assert f"is a model of run {summary['run_id']} that the run's folder no longer contains" in only_message(
         run(command, **here), 2
     )
     shutil.rmtree(folder)
-    assert f"is of run {summary['run_id']}, which is not in mlruns/ here" in only_message(run(command, **here), 2)
+    assert f"belongs to run {summary['run_id']}, which is not in mlruns/" in only_message(run(command, **here), 2)
 
 
 @pytest.mark.slow
@@ -119,7 +128,9 @@ def test_a_model_that_was_trained_on_jax_is_exported_on_tensorflow(prepared_proj
     trained = run(["stratagem", "train", *on_jax, "--json"])
     assert trained.returncode == 0, trained.stderr
     training = json.loads(trained.stdout)
-    done = run(["stratagem", "export", "latest", "--format", "savedmodel", "--json"], env={"KERAS_BACKEND": "jax"})
+    done = run(
+        ["stratagem", "models", "export", "latest", "--format", "savedmodel", "--json"], env={"KERAS_BACKEND": "jax"}
+    )
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
     assert (made["run_id"], made["weights_digest"]) == (training["run_id"], training["weights_digest"])
@@ -137,7 +148,9 @@ def test_an_export_that_is_interrupted_leaves_nothing(prepared_project, run, sta
     assert trained.returncode == 0, trained.stderr
     (prepared_project / "tasks" / "serving" / "formats" / "slow.py").write_text(SLOW)
     target = prepared_project / "new" / "out"
-    command = start("stratagem", "export", "latest", "--format", "slow", "--to", str(target), cwd=prepared_project)
+    command = start(
+        "stratagem", "models", "export", "latest", "--format", "slow", "--to", str(target), cwd=prepared_project
+    )
     end = time.monotonic() + 300
     while not list(target.parent.glob(".export.*/out/half")):
         assert command.process.poll() is None, command.err.read_text()

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks import records, runs
+from tasks import records
+from tasks.runs import entries, outcome
 
 SETS = [f"--set={one}" for one in ("strategy.kind=multi_worker", "train.epochs=40", "train.deterministic=true")]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.kubernetes
 @pytest.mark.hosts
@@ -42,14 +44,14 @@ def test_pods_that_are_told_to_stop_go_on_and_end_with_the_bits_of_a_run_at_home
     first[0].wait_until(" 3/40 ")
     first[1].process.send_signal(signal.SIGTERM)  # As Kubernetes does where a node is drained.
     assert [pod.process.wait(1000) for pod in first] == [75, 75]
-    assert "is saved. The same command goes on" in first[0].err.read_text()
+    assert "is saved. The same command continues" in first[0].err.read_text()
     second = pods()
     assert [pod.process.wait(1000) for pod in second] == [0, 0], second[0].err.read_text()
     assert "resuming at step" in second[0].err.read_text()
-    (run_id,) = runs.finished()
-    trained = runs.load_result(runs.find_run(run_id), records.TrainingResult)
+    (run_id,) = entries.finished()
+    trained = outcome.load(entries.find_run(run_id), records.TrainingResult)
 
     at_home = ["stratagem", "train", *SETS, "--fresh"]
     subprocess.run(at_home, check=True, capture_output=True, timeout=1200)
     (other,) = {path.name for path in Path("mlruns/runs").iterdir()} - {run_id}
-    assert runs.load_result(runs.find_run(other), records.TrainingResult).weights_digest == trained.weights_digest
+    assert outcome.load(entries.find_run(other), records.TrainingResult).weights_digest == trained.weights_digest

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -56,10 +55,6 @@ print(summary.model_dump_json())
 print(run.model_dump_json())
 import json
 print(json.dumps([predicted, refused]))
-"""
-LONG = """
-import stratagem
-stratagem.run(settings={"train.epochs": 400, "tracking.system_metrics": False})
 """
 ACCURACY, FLOAT = re.compile(r"'test/accuracy': ([\d.]+)"), re.compile(r"float64\(([\d.]+)\)")
 
@@ -164,6 +159,7 @@ def test_a_wheel_takes_one_name_and_the_one_of_an_sdist_is_the_same(source, whee
     assert mapping == repr({name: f"{source}/{name}" for name in ("flows", "stratagem", "tasks")})
 
 
+@pytest.mark.exhaustive
 def test_a_script_in_another_folder_with_modules_of_our_names(installed, tmp_path, digits_folder):
     import numpy as np
     from PIL import Image
@@ -204,13 +200,9 @@ def test_a_script_in_another_folder_with_modules_of_our_names(installed, tmp_pat
     for asked in (["runs", "show", "latest"], ["trace", summary["run_id"]]):
         assert f"stratagem {version}" in " ".join(installed.do("stratagem", *asked).stdout.split())
 
-    # A model that MLflow alone knows is copied to who asks for it.
     asked = ["python", "-m", "stratagem", "stage", "locate", "models:/digits-convnet2@champion"]
-    store = f"sqlite:///{installed.project}/mlruns/mlflow.db"
-    done = installed.do(*asked, MLFLOW_TRACKING_URI=store, TMPDIR=str(tmp_path))
-    file = Path(json.loads(done.stdout.splitlines()[-1])["keras_file"])
-    assert file.is_relative_to(tmp_path)
-    assert file.is_file()
+    done = installed.do(*asked, TMPDIR=str(tmp_path))
+    assert Path(json.loads(done.stdout.splitlines()[-1])["keras_file"]).is_file()
 
 
 def text_of(output: dict) -> str:
@@ -233,18 +225,3 @@ def test_a_notebook(installed, tmp_path):
     assert f"{float(computed):.4f}" == f"{float(evaluated):.4f}", "the model that was evaluated is loaded"
     assert "'prediction_2'" in told[3]
     assert told[4].startswith("train.epochs = 0: ")
-
-
-@pytest.mark.exhaustive
-def test_an_interrupted_call_saves_its_step(installed):
-    (installed.project / "long.py").write_text(LONG)
-    started = installed.start(str(installed.bin / "python"), "long.py", cwd=installed.project, **installed.environment)
-    started.wait_until("  2/400")
-    started.process.send_signal(signal.SIGINT)
-    started.process.wait(300)
-    assert started.process.returncode == -signal.SIGINT
-    assert started.err.read_text().rstrip().endswith("KeyboardInterrupt")
-    assert started.survivors() == []
-    (run,) = json.loads(installed.do("stratagem", "runs", "--limit", "1", "--json").stdout)["runs"]
-    assert run["status"] == "killed"
-    assert run["bytes"] > 0

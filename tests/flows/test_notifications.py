@@ -3,7 +3,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.main import get_command
 
+from flows.cli import main
 from flows.operate import notifications
 from tasks.system.errors import StratagemError, UserError
 from tasks.system.machine import free_ports
@@ -38,9 +40,9 @@ def test_a_notice_that_nobody_takes_is_lost_with_a_warning_and_shows_no_secret(r
     receiver.status = 500
     notifications.tell("failure", "a run failed", f"{receiver.password} in 0123456789-a-token-of-a-service")
     said = capfd.readouterr().err
-    assert said.count("warning: STRATAGEM_NOTIFY: json:... does not take it") == 1, said
+    assert said.count("warning: STRATAGEM_NOTIFY: json:... rejected it") == 1, said
     assert receiver.asked == 3
-    assert "a run failed: json:... does not take it" in notifications.last_lost()
+    assert "a run failed: json:... rejected it" in notifications.last_lost()
     for text in (said, _kept()):
         assert receiver.password not in text
         assert "a-token-of-a-service" not in text
@@ -51,6 +53,15 @@ def test_a_notice_that_nobody_takes_is_lost_with_a_warning_and_shows_no_secret(r
     assert receiver.told[0]["type"] == "warning"
     assert receiver.told[0]["message"].startswith("by a lot\n\n20")
     assert receiver.password not in json.dumps(receiver.told)
+
+
+def test_status_names_a_lost_notice(receiver, capsys):
+    notifications.tell("failure", "a run failed", "nobody listens")
+    with pytest.raises(SystemExit):
+        get_command(main.app)(["status"])
+    line = "  the last notice was lost (STRATAGEM_NOTIFY): mlruns/notifications/lost"
+    assert capsys.readouterr().out.splitlines()[-1] == line
+    assert "a run failed: json:... rejected it" in Path("mlruns/notifications/lost").read_text()
 
 
 def test_an_address_that_answers_late_is_tried_again(receiver):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000), pytest.mark.usefixtures("one_prefect_server")]
 
 TUTORIALS = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
 STRATEGIES = {
@@ -26,9 +26,9 @@ STRATEGIES = {
 # None for once a week.
 PAGES = {
     "photos": (("test/accuracy", 0.8), 0.8, None),
-    "wine": (("test/accuracy", 0.9), 0.9, "multi_worker"),
+    "wine": (("test/accuracy", 0.9), 0.9, "mirrored"),
     "diabetes": (("test/r2", 0.3), 0.25, "data_parallel"),
-    "reviews": (("test/accuracy", 0.95), 0.95, "mirrored"),
+    "reviews": (("test/accuracy", 0.95), 0.95, "multi_worker"),
     "shades-large": (("test/accuracy", 0.8), 0.8, None),
 }
 EACH = [
@@ -39,7 +39,6 @@ EACH = [
 
 
 def test_each_page_is_tried():
-    # test_cluster_tutorial.py tries the last one.
     assert {page.stem for page in TUTORIALS.iterdir()} == {*PAGES, "laptop-to-cluster"}
 
 

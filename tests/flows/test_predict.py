@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -10,7 +9,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pandas
 import pytest
 from PIL import Image
 from sklearn.datasets import load_iris
@@ -56,9 +54,10 @@ def test_the_raw_inputs_of_the_test_split_have_the_predictions_of_the_evaluation
     told = np.array([[row[f"probability:{name}"] for name in range(10)] for row in rows if not row["error"]])
     np.testing.assert_allclose(told, shares, rtol=1e-4, atol=1e-7)
     assert [row["prediction"] for row in rows if not row["error"]] == [str(one) for one in shares.argmax(1)]
-    # One process with the framework; nothing of Prefect or MLflow, which take seconds.
+    # One process with the framework and MLflow, which knows the champion; nothing of Prefect, which takes seconds.
+    assert imports.of("tensorflow") == imports.of("mlflow") != []
     assert len(imports.of("tensorflow")) == 1
-    assert imports.of("prefect") == imports.of("mlflow") == []
+    assert imports.of("prefect") == []
 
 
 def test_the_answer_comes_whatever_python_buffers(in_finished, run):
@@ -75,15 +74,14 @@ def test_what_is_refused_is_one_message_before_anything_is_computed(in_finished,
     for words, message in {
         ("nothing.png",): "'nothing.png': no such file or folder",
         ("params.yaml", "--model", "models:/none@champion"): "unknown model 'models:/none@champion'",
-        ("params.yaml", "--output", str(there)): "is there already: give another file, or --force",
+        ("params.yaml", "--output", str(there)): "exists already: give another file, or --force",
         ("params.yaml", "--output", str(tmp_path)): "is a folder: give a file",
-        ("params.yaml", "--output", "none/out.csv"): "there is no folder none: make it first",
-        ("params.yaml", "--output", "out.xls"): "how its name ends says no format. Allowed: .jsonl",
-        ("params.yaml", "--format", "xml"): "unknown --format 'xml': Allowed: csv, html, jsonl, parquet",
-        ("params.yaml", "--format", "parquet"): "--format parquet is written to a file alone: give --output",
+        ("params.yaml", "--output", "none/out.csv"): "the folder none does not exist: create it first",
+        ("params.yaml", "--output", "out.xls"): "unknown file extension. Allowed: .jsonl",
+        ("params.yaml", "--format", "xml"): "unknown --format 'xml'. Allowed: csv, html, jsonl, parquet",
+        ("params.yaml", "--format", "parquet"): "--format parquet needs a file: give --output",
         ("params.yaml", "--format", "csv", "--json"): "both print to standard output",
         ("params.yaml", "--encoding", "x"): "--encoding x: no such encoding",
-        ("-", "-"): "- is there twice",
     }.items():
         done = run(["stratagem", "predict", *words])
         assert done.returncode == 2, (words, done.stderr)
@@ -133,61 +131,6 @@ def test_what_is_interrupted_leaves_nothing(in_finished, start, tmp_path, number
     assert process.returncode == (130 if number == signal.SIGINT else 143), err
     assert err.decode().strip().splitlines()[-1:] == ["interrupted"]
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.exhaustive
-def test_a_folder_of_texts_is_told_as_each_text_is(prepared_project, run):
-    page = (prepared_project / "docs/tutorials/reviews.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n# make_reviews.py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    Path("make_reviews.py").write_text(code)
-    short = ["--set", "train.epochs=3", "--set", "dataset.name=reviews"]
-    for command in (
-        ["python", "make_reviews.py"],
-        ["stratagem", "data", "add", "reviews.csv", "--target", "verdict"],
-        ["stratagem", "train", *short],
-    ):
-        done = run(command)
-        assert done.returncode == 0, done.stderr
-    reviews = pandas.read_csv("reviews.csv")
-    for number, text in enumerate(reviews["review"][:200]):
-        place = Path("texts", f"{number // 100}", f"{number:03}.txt")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
-    Path("texts/0/050a.txt").write_bytes("Das war schön".encode("utf-16"))
-    Path("texts/.hidden").write_bytes(b"\xff")
-
-    done = run(["stratagem", "predict", "texts", "--model", "latest", "--format", "jsonl", "--probabilities"])
-    assert done.returncode == 1, done.stderr
-    assert done.stderr == "error: 1 of 201 examples have no prediction: the column `error` says why\n"
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    names = [row["source"] for row in rows]
-    assert names == sorted(names)
-    assert {row["row"] for row in rows} == {None}, "a file is one text"
-    (broken,) = [row for row in rows if row["error"]]
-    assert broken["source"] == "texts/0/050a.txt"
-    assert broken["error"] == "is not utf-8: say what it is with --encoding, such as latin-1"
-    assert broken["prediction"] is None
-    told = [row["prediction"] for row in rows if not row["error"]]
-    assert np.mean(reviews["verdict"][:200] == told) > 0.9
-    # The same as of the table that the texts come from.
-    Path("first.csv").write_text("".join(Path("reviews.csv").read_text().splitlines(keepends=True)[:201]))
-    table = run(["stratagem", "predict", "first.csv", "--model", "latest", "--format", "jsonl", "--probabilities"])
-    assert table.returncode == 0, table.stderr
-    of_table = [json.loads(line)["probability:good"] for line in table.stdout.splitlines()]
-    of_files = [row["probability:good"] for row in rows if not row["error"]]
-    np.testing.assert_allclose(of_files, of_table, rtol=1e-4, atol=1e-6)
-
-    Path("texts/0/050a.txt").unlink()
-    whole = run(["stratagem", "predict", "texts", "--model", "latest", "--format", "jsonl"])
-    assert (whole.returncode, whole.stderr) == (0, "")
-    Path("pictures").mkdir()
-    Image.new("L", (4, 4)).save("pictures/1.png")
-    refused = run(["stratagem", "predict", "pictures", "--model", "latest"])
-    assert refused.returncode == 2
-    assert (
-        "'pictures' has nothing but .png, and this model takes files of lines of text, folders of texts"
-        in refused.stderr
-    )
 
 
 @pytest.mark.exhaustive

@@ -7,12 +7,8 @@ import pytest
 GIVEN = ("--step-seconds", "180ms", "--parameters", "25M", "--set", "train.per_replica_batch_size=32")
 GIVEN += ("--set", "train.global_batch_size=null")
 REFUSED = [
-    (("--bandwidth", "25G"), "--bandwidth = '25G': give bits a second, such as 25Gbps or 100Mbit/s"),
-    (("--latency", "50"), "--latency = '50': give a time with its unit"),
-    (("--mtbf", "0d"), "--mtbf = '0d': give a time with its unit"),
-    (("--parameters", "many"), "--parameters = 'many': give a whole number above 0"),
-    (("--communication", "mpi"), "unknown --communication 'mpi'"),
-    (("--workers", "7", "--set", "train.global_batch_size=64"), "train.global_batch_size = 64 does not divide by 7"),
+    (("--bandwidth", "25G"), "--bandwidth = '25G': give bits per second, such as 25Gbps or 100Mbit/s"),
+    (("--workers", "7", "--set", "train.global_batch_size=64"), "train.global_batch_size = 64 is not divisible by 7"),
 ]
 
 
@@ -39,10 +35,9 @@ def test_what_is_given_needs_neither_data_nor_a_framework(project, run):
     assert "every 4.15 min, which takes 0.4% of the time (0.3% to 0.6%)" in done.stdout, done.stderr
 
 
-@pytest.mark.in_ci(0, 5)
 @pytest.mark.parametrize(("words", "message"), REFUSED, ids=lambda value: value[0] if isinstance(value, tuple) else "")
 def test_what_cannot_be_read_is_refused_in_one_message(project, run, words, message):
-    given = GIVEN[:2] if "--parameters" in words or "--set" in words else GIVEN
+    given = GIVEN[:2] if "--set" in words else GIVEN
     done = run(["stratagem", "plan", *given, *words])
     assert done.returncode == 2
     assert done.stdout == ""
@@ -66,5 +61,5 @@ def test_what_is_not_given_is_measured_here(prepared_project, run):
 def test_without_data_it_says_what_to_do(project, run):
     done = run(["stratagem", "plan"])
     assert done.returncode == 2
-    assert "stratagem prepare" in done.stderr
+    assert "stratagem data prepare" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""`stratagem serve-model` on a real registry: asked by several clients while its alias moves, its store is away, it
+"""`stratagem models serve` on a real registry: asked by several clients while its alias moves, its store is away, it
 is told to end."""
 
 import json
@@ -32,7 +32,7 @@ def registry(finished, tmp_path_factory):
 
 
 @pytest.fixture
-def served(registry, start, run, monkeypatch):
+def served(registry, start, run, monkeypatch, one_prefect_server):
     project, name = registry
     monkeypatch.chdir(project)
     monkeypatch.setenv("PYTHONPATH", str(project))
@@ -42,7 +42,9 @@ def served(registry, start, run, monkeypatch):
         done = run(["stratagem", "run", *(word for one in another for word in ("--set", one))])
         assert done.returncode == 0, done.stderr
     client.set_registered_model_alias(name, "champion", "1")
-    command = start("stratagem", "serve-model", f"models:/{name}@champion", "--port", "0", "--poll", "0.2", "--json")
+    command = start(
+        "stratagem", "models", "serve", f"models:/{name}@champion", "--port", "0", "--poll", "0.2", "--json"
+    )
     command.wait_until("}\n", of=command.out)
     said = json.loads(command.out.read_text())
     return command, said["url"], (said["user"], said["password"]), client, name
@@ -112,7 +114,7 @@ def test_no_request_is_lost_while_the_alias_moves_and_the_store_is_away(served, 
         until(lambda: "cannot be looked up" in command.err.read_text())
         before = len(clients.answers)
         until(lambda: len(clients.answers) > before + 10)
-        assert "is served on" in " ".join(command.err.read_text().split())
+        assert "is still served" in " ".join(command.err.read_text().split())
         store.with_name("away.db").rename(store)
         until(lambda: "can be looked up again" in command.err.read_text())
     finally:
@@ -160,7 +162,7 @@ def test_it_answers_what_was_asked_before_it_ends(served, registry):
 
 def test_it_ends_with_the_command_however_that_dies_and_a_port_that_is_taken_is_one_message(served, run):
     command, url, _, _, name = served
-    done = run(["stratagem", "serve-model", f"models:/{name}/1", "--port", url.rpartition(":")[2]])
+    done = run(["stratagem", "models", "serve", f"models:/{name}/1", "--port", url.rpartition(":")[2]])
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith("Address already in use. Give another one, or 0 for any\n"), done.stderr
     command.family = psutil.Process(command.process.pid).children(recursive=True)
@@ -175,10 +177,10 @@ def test_what_is_refused_is_one_message(registry, run, monkeypatch):
     monkeypatch.chdir(project)
     for words, environment, message in (
         (["models:/none@champion"], {}, "unknown model 'models:/none@champion'"),
-        ([f"models:/{name}"], {}, "names no model: write it as models:/NAME@ALIAS"),
+        ([f"models:/{name}"], {}, "is not the address of a model: write models:/NAME@ALIAS"),
         ([f"models:/{name}/1"], {"STRATAGEM_KEY": "short"}, "STRATAGEM_KEY: write it as USER:PASSWORD"),
     ):
-        done = run(["stratagem", "serve-model", *words], env={"PYTHONPATH": str(project), **environment})
+        done = run(["stratagem", "models", "serve", *words], env={"PYTHONPATH": str(project), **environment})
         assert done.returncode == 2
         assert message in done.stderr
         assert done.stderr.count("\n") == 1

@@ -1,3 +1,4 @@
+import json
 import os
 import socket
 import subprocess
@@ -7,6 +8,37 @@ import pytest
 
 from flows.operate.prefect_server import guarded_environment, make_password
 from tests.flows.doors import assert_shut, assert_socket_shut
+
+ASK_WITHOUT_PASSWORD = """
+import asyncio, json, re
+import httpx
+from prefect.server.api.server import create_app
+from tasks.system.access import from_here
+
+async def ask():
+    pages = httpx.ASGITransport(from_here(create_app(final=True, webserver_only=True)))
+    async with httpx.AsyncClient(transport=pages, base_url="http://127.0.0.1") as client:
+        described = (await client.get("/openapi.json")).json()
+        asked = [("GET", path) for path in ("/", "/docs", "/redoc", "/openapi.json", "/ui-settings", "/api/docs")]
+        asked += [
+            (method.upper(), "/api" + re.sub("{[^}]*}", "health", path))
+            for path, methods in described["paths"].items() for method in methods
+        ]
+        return {f"{method} {path}": (await client.request(method, path)).status_code for method, path in asked}
+
+print(json.dumps(asyncio.run(ask())))
+"""
+
+
+def test_only_the_program_and_its_addresses_need_no_password(run, tmp_path):
+    guarded = guarded_environment(make_password(), "http://127.0.0.1:4200")
+    done = run(["python", "-c", ASK_WITHOUT_PASSWORD], env={"PREFECT_HOME": str(tmp_path), **guarded})
+    assert done.returncode == 0, done.stderr
+    statuses = json.loads(done.stdout)
+    assert len(statuses) > 150
+    paths = ("/", "/docs", "/redoc", "/openapi.json", "/ui-settings", "/api/health", "/api/ready")
+    assert {asked for asked, status in statuses.items() if status == 200} == {f"GET {path}" for path in paths}
+    assert set(statuses.values()) == {200, 401}
 
 
 @pytest.mark.exhaustive

@@ -1,13 +1,15 @@
 """Where the servers of `stratagem up` and `stratagem ui` listen, and whose database and password they take."""
 
 import contextlib
+import signal
 import socket
-import stat
+import sys
+import time
 
 import pytest
 
-from flows.operate import operation, servers, supervisor
-from tasks.system.errors import UserError
+from flows.operate import servers, up
+from flows.operate.servers import Server
 
 
 def listen(kept, stack):
@@ -41,34 +43,34 @@ def test_the_ports_of_the_last_time_are_taken_again(tmp_path):
         assert listen(tmp_path / "kept", second) == before
 
 
-def test_without_a_readable_note_of_the_ports_the_usual_ones_are_wanted(tmp_path):
-    (tmp_path / "kept").write_text('{"mlflow": 50')
-    assert servers.wanted_ports(tmp_path / "kept") == servers.wanted_ports(tmp_path / "none") == servers.USUAL_PORTS
+@pytest.fixture
+def child(project):
+    return Server("own", ("own",), {}, project / "mlruns" / "own.log")
 
 
-@pytest.mark.exhaustive
-def test_two_projects_keep_no_server_on_one_database(project, monkeypatch, tmp_path):
-    """Two workers of one pool would end what the other has at work, and run it in their own folder."""
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.delenv("STRATAGEM_NOTIFY", raising=False)
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "home"))
-    with (
-        operation.lock(tmp_path / "home" / "up.lock"),
-        pytest.raises(UserError, match=r"PREFECT_HOME = .*/home: .* another"),
-    ):
-        supervisor.keep(lambda: None)
-    assert not (project / "mlruns" / "up" / "state.json").exists()
+def test_pauses_grow_with_each_end_until_it_ran_for_long(child):
+    pauses = []
+    for _ in range(8):
+        child.began = time.time()
+        child.note_end(128 + signal.SIGKILL)
+        pauses.append(child.pause)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert (child.restarts, child.last_end, child.process) == (8, "SIGKILL", None)
+    assert time.monotonic() + 59 < child.not_before <= time.monotonic() + 60
+    child.began = time.time() - servers.LONGEST_PAUSE_SECONDS - 1
+    child.note_end(1)
+    assert (child.pause, child.last_end) == (1, "exit code 1")
 
 
-@pytest.mark.parametrize("text", [b"\xff\xfe:" + b"a" * 40, b"stratagem:short", b"stratagem:" + b"a" * 40 + b"\nmore"])
-def test_a_password_that_is_none_is_made_anew(project, text):
-    path = operation.folder() / "key"
-    path.write_bytes(text)
-    path.chmod(0o600)
-    key = operation.private_key()
-    assert operation.private_key() == key, "and is kept"
-    assert path.read_text() == f"{key}\n"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert key.encode() not in text
-    path.chmod(0o640)
-    assert operation.private_key() != key, "others could have read it"
+def test_what_a_program_says_is_in_its_log_without_secrets(child):
+    child.log.write_bytes(b"x" * (servers.MAX_LOG_BYTES + 1))
+    says = "print('first'); print('asked http://me:secret@host/')"
+    child.command, child.environment = (sys.executable, "-c", says), {"PATH": ""}
+    child.start()
+    assert child.process.wait() == 0
+    child.process.close()
+    assert child.log.read_bytes().startswith(b"first\n")
+    assert child.log.with_suffix(".log.1").stat().st_size == servers.MAX_LOG_BYTES + 1
+    last = up.last_line(child.log)
+    assert last.startswith("asked http://")
+    assert "secret" not in last

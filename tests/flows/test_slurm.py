@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -10,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks import records, runs
+from tasks import records
+from tasks.runs import entries, outcome
 from tasks.system.machine import usable_cores
 from tests.flows import slurm
 
@@ -53,7 +53,7 @@ def wait_until(job: records.Job, *states: str) -> None:
     while (said := state_of(job)) not in states:
         assert said in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"), f"{said}: {log_of(job)}"
         assert time.monotonic() < end, f"{said}: {log_of(job)}"
-        time.sleep(1)
+        time.sleep(3)
 
 
 def state_of(job: records.Job) -> str:
@@ -78,25 +78,25 @@ def tell_slurm(*words: str) -> None:
 
 
 def test_a_job_that_is_told_to_stop_is_queued_again_and_ends_with_the_bits_of_a_run_at_home(project):
-    sets = [f"--set={one}" for one in ("strategy.kind=multi_worker", "train.epochs=40", "train.deterministic=true")]
+    sets = [f"--set={one}" for one in ("strategy.kind=multi_worker", "train.epochs=20", "train.deterministic=true")]
     # As many threads as each of two workers has at home, on whose number the last digits depend.
     cores = max(1, usable_cores() // 2)
     job = submit(*sets, "--nodes", "2", "--time", "30", "--option", f"cpus-per-task={cores}")
-    wait_for_log(job, " 3/40 ")
+    wait_for_log(job, " 3/20 ")
     tell_slurm("scancel", "--signal=TERM", job.id)  # As Slurm itself, before the time is up.
     wait_for_log(job, "told to stop; queued again (start 2)")
-    assert "is saved. The same command goes on" in log_of(job)
+    assert "is saved. The same command continues" in log_of(job)
     wait_until(job, "PENDING")
     tell_slurm("scontrol", "update", f"JobId={job.id}", "StartTime=now")  # Slurm lets two minutes pass.
     wait_until(job, "COMPLETED")
     assert "resuming at step" in log_of(job)
     assert Path(job.folder, "exit_code").read_text() == "0\n"
-    (run_id,) = runs.finished()
-    trained = runs.load_result(runs.find_run(run_id), records.TrainingResult)
+    (run_id,) = entries.finished()
+    trained = outcome.load(entries.find_run(run_id), records.TrainingResult)
 
     stratagem("train", *sets, "--set=strategy.launcher=local", "--fresh")
     (other,) = {path.name for path in Path("mlruns/runs").iterdir()} - {run_id}
-    at_home = runs.load_result(runs.find_run(other), records.TrainingResult)
+    at_home = outcome.load(entries.find_run(other), records.TrainingResult)
     assert trained.weights_digest == at_home.weights_digest
     assert trained.steps == at_home.steps
 
@@ -115,53 +115,17 @@ def test_the_time_limit_comes_for_real_and_a_cancelled_job_is_not_queued_again(p
 
 
 @pytest.mark.exhaustive
-def test_a_job_that_gives_its_nodes_up_to_a_more_urgent_one_goes_on_after_it(project, tmp_path):
-    job = submit("--set=strategy.kind=multi_worker", "--set=train.epochs=60", "--option", "cpus-per-task=1")
-    wait_for_log(job, " 3/60 ")
-    urgent = ["sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--parsable"]
-    subprocess.run(
-        [*urgent, f"--output={tmp_path}/urgent.log", "--wrap=sleep 5; date"],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    wait_for_log(job, "is saved. The same command goes on")
-    wait_until(job, "PENDING")
-    tell_slurm("scontrol", "update", f"JobId={job.id}", "StartTime=now")
-    wait_until(job, "COMPLETED")
-    assert (tmp_path / "urgent.log").stat().st_size, "it had the nodes meanwhile"
-    assert "resuming at step" in log_of(job)
-    assert len(runs.finished()) == 1
-
-
-@pytest.mark.exhaustive
-def test_a_member_that_refuses_its_input_ends_the_others_and_the_job_is_not_queued_again(project):
-    job = submit("--set=strategy.kind=multi_worker", "--option", "cpus-per-task=1")
-    wait_for_log(job, "joins the cluster")
-    with socket.socket() as taken:  # The port of a member of the next job.
-        taken.bind(("", 20_000 + (int(job.id) + 1) * 100 % 12_000 + 1))
-        stratagem("jobs", "cancel", job.id)
-        wait_until(job, "CANCELLED")
-        job = submit("--set=strategy.kind=multi_worker", "--option", "cpus-per-task=1")
-        wait_until(job, "FAILED")
-    assert "worker 1 is to serve at 127.0.0.1" in log_of(job)
-    assert Path(job.folder, "exit_code").read_text() == "2\n"
-    assert "queued again" not in log_of(job)
-
-
-@pytest.mark.exhaustive
 def test_what_slurm_refuses_is_one_message_and_leaves_nothing(project):
     done = subprocess.run(["stratagem", "submit", "--partition", "nope"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: launcher slurm: `sbatch` refuses it")
+    assert done.stderr.startswith("error: launcher slurm: `sbatch` fails")
     assert "nvalid partition" in done.stderr
-    # sbatch takes these, and they wait for ever.
-    for options, said in (
-        (["--set=strategy.workers=3"], "nodes = 3: partition main gives a job 2 at most"),
-        ([f"--option=cpus-per-task={os.cpu_count() + 1}"], "nodes = 2: 2 processes with"),
-    ):
+    assert list(Path("mlruns/jobs").iterdir()) == []
+    # sbatch takes these, and they wait until the cluster has other nodes.
+    for options in (["--set=strategy.workers=3"], [f"--option=cpus-per-task={os.cpu_count() + 1}"]):
         command = ["stratagem", "submit", "--set=strategy.kind=multi_worker", *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 2
-        assert said in done.stderr
-    assert list(Path("mlruns/jobs").iterdir()) == []
+        assert done.returncode == 0, done.stderr
+        assert "warning: no nodes fit the job now, so that it waits; `stratagem jobs` says why. " in done.stderr
+        assert "Requested node configuration is not available" in done.stderr
+        stratagem("jobs", "cancel", "latest")

@@ -37,7 +37,7 @@ def essence(result: Sweep) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def swept(prepared_template, tmp_path_factory):
+def swept(prepared_template, tmp_path_factory, one_prefect_server):
     """A sweep that nobody disturbed: its project and its record."""
     project = tmp_path_factory.mktemp("swept") / "project"
     shutil.copytree(prepared_template, project, symlinks=True)
@@ -130,7 +130,7 @@ def test_a_sweep_that_is_killed_goes_on_with_the_trials_of_one_that_was_not(swep
     command.survivors()
     again = run([*COMMAND])
     assert again.returncode == 0, again.stderr
-    assert "going on with sweep" in again.stderr
+    assert "continuing sweep" in again.stderr
     result = Sweep.model_validate_json(again.stdout)
     assert essence(result) == essence(swept[1])
     assert result.final.weights_digest == swept[1].final.weights_digest
@@ -171,7 +171,7 @@ def test_bad_input_leaves_nothing(project, run):
     result = run(["stratagem", "sweep", "wrong.yaml"])
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
-    assert line.startswith("error: wrong.yaml: space.schedule.learning_rate: low = 1 is more than high = 0.1")
+    assert line.startswith("error: wrong.yaml: space.schedule.learning_rate = {'high': 0.1, 'low': 1}: `low <= high`")
     many = run(["stratagem", "sweep", "digits", "--trials", "0"])
     assert (many.returncode, many.stderr) == (2, "error: --trials = 0: give a number from 1 to 100,000\n")
     # What the code means is known from the project that this one is a copy of.

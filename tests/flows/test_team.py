@@ -2,7 +2,6 @@
 and a worker, whose command lines and variables are those that stand there. The bucket is a folder."""
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -196,75 +195,3 @@ def test_a_run_goes_through_prefect_and_mlflow_on_postgresql(services, programs,
     lines = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
     assert any("mlflow" in line for line in lines)
     assert [line for line in lines if any(word in line for word in passwords.values())] == []
-
-
-@pytest.mark.exhaustive
-@pytest.mark.timeout(3000)
-def test_eight_runs_at_once_lose_no_write(services, programs, prepared_project):
-    """Whole runs side by side, each a process with a seed of its own: what each wrote is what both databases have."""
-    project, passwords = prepared_project, services.passwords
-    services.start("prefect", project, PREFECT_SERVER_API_PORT=str(services.prefect))
-    services.start("mlflow", project, PYTHONPATH=f"{services.more_packages}{os.pathsep}{project}")
-    prefect, mlflow = f"http://127.0.0.1:{services.prefect}/api", f"http://127.0.0.1:{services.mlflow}"
-    services.wait("Prefect's answer", lambda: requests.get(f"{prefect}/health", timeout=10).ok)
-    services.wait("MLflow's answer", lambda: requests.get(f"{mlflow}/health", timeout=10).ok)
-    there = {
-        "PREFECT_API_URL": prefect,
-        "PREFECT_API_AUTH_STRING": f"stratagem:{passwords['PREFECT_PASSWORD']}",
-        "MLFLOW_TRACKING_URI": mlflow,
-        "MLFLOW_TRACKING_USERNAME": "admin",
-        "MLFLOW_TRACKING_PASSWORD": passwords["MLFLOW_PASSWORD"],
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": "300",  # Of 10 s, as a run waits, a machine with eight of them needs more.
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    small = ("model.name=mlp", "model.options={units: [16]}", "train.epochs=3", "register.minimum=null")
-    chosen = [part for value in (*small, "tracking.system_metrics=false") for part in ("--set", value)]
-    began = []
-    for seed in range(8):
-        command = ["stratagem", "run", "--json", *chosen, "--set", f"train.seed={seed}"]
-        with (services.folder / f"{seed}.out").open("wb") as out, (services.folder / f"{seed}.err").open("wb") as err:
-            began.append(
-                subprocess.Popen(
-                    command, cwd=project, env=os.environ | there, stdin=subprocess.DEVNULL, stdout=out, stderr=err
-                )
-            )
-    try:
-        codes = [process.wait(2000) for process in began]
-    finally:
-        for process in began:
-            process.kill()
-    said = [(services.folder / f"{seed}.err").read_text() for seed in range(8)]
-    assert codes == [0] * 8, "\n".join(text[-1500:] for text in said)
-    done = [json.loads((services.folder / f"{seed}.out").read_text()) for seed in range(8)]
-    assert len({one["run_id"] for one in done}) == 8
-    assert sorted(one["model_version"] for one in done) == [f"digits-mlp/{number}" for number in range(1, 9)]
-
-    def ask(text: str, database: str = "mlflow") -> list[str]:
-        return query(programs, services, text, database).splitlines()
-
-    # On a busy machine a server may have answered too late: what was kept for it is delivered now, once.
-    command = ["stratagem", "reconcile"]
-    told = subprocess.run(command, cwd=project, env=os.environ | there, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
-    assert ask("SELECT status, count(*) FROM runs WHERE lifecycle_stage = 'active' GROUP BY status") == ["FINISHED|8"]
-    assert ask("SELECT count(*), count(DISTINCT version) FROM model_versions") == ["8|8"]
-    written = {
-        (one["run_id"], name, step)
-        for one in done
-        for line in (project / "mlruns" / "runs" / one["run_id"] / "metrics.jsonl").read_text().splitlines()
-        if line
-        for name, _, _, step in json.loads(line)
-    }
-    assert len(written) >= 8 * 3 * 4, "losses and accuracies of three epochs of each"
-    kept = {tuple(line.split("|")) for line in ask("SELECT run_uuid, key, step FROM metrics")}
-    assert {(run, name, str(step)) for run, name, step in written} <= kept
-    # A point that was sent twice is one: the primary key has all its fields.
-    assert ask("SELECT count(*) FROM metrics WHERE key = 'train/loss'") == ["24"]
-    assert len(set(ask("SELECT count(*) FROM params GROUP BY run_uuid"))) == 1, "each has all its settings"
-    assert not list((project / "mlruns" / "runs").glob("*/unsent.jsonl")), "nothing is left to tell"
-    flow_runs = sorted(ask("SELECT id FROM flow_run WHERE state_type = 'COMPLETED'", "prefect"))
-    assert flow_runs == sorted(one["flow_run_id"] for one in done)
-    per_run = ask("SELECT count(*) FROM task_run WHERE state_type = 'COMPLETED' GROUP BY flow_run_id", "prefect")
-    assert len(per_run) == 8
-    assert len(set(per_run)) == 1, f"each has all its tasks: {per_run}"
-    assert ask("SELECT count(*) FROM task_run WHERE state_type != 'COMPLETED'", "prefect") == ["0"]

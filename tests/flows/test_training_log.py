@@ -1,3 +1,4 @@
+import contextlib
 import json
 import logging
 import time
@@ -6,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows import training_log
+from flows import stages, training
 
 SAID = [
     (
@@ -21,18 +22,19 @@ SAID = [
 
 @pytest.mark.parametrize(("points", "said"), SAID)
 def test_an_epoch_is_one_line_and_other_numbers_are_none(points, said):
-    assert training_log.describe(json.dumps(points).encode()) == said
+    assert stages.describe(json.dumps(points).encode()) == said
 
 
 def test_half_a_line_counts_when_it_is_whole(tmp_path):
     (path := tmp_path / "metrics.jsonl").write_text('\n[["train/loss", 2.0, 1, 1]]\n[["train/lo')
-    lines = training_log._lines(path, 0)
-    assert [training_log.describe(line) for line in lines] == [None, (1, "step 1: train/loss 2")]
+    lines = stages._lines(path)
+    assert [stages.describe(line) for line in lines] == [None, (1, "step 1: train/loss 2")]
     with path.open("a") as file:
         file.write('ss", 1.0, 1, 2]]\n')
-    (line,) = training_log._lines(path, len(b"".join(lines)))
-    assert training_log.describe(line) == (2, "step 2: train/loss 1")
-    assert training_log._lines(tmp_path / "none", 0) == []
+    *before, line = stages._lines(path)
+    assert before == lines
+    assert stages.describe(line) == (2, "step 2: train/loss 1")
+    assert stages._lines(tmp_path / "none") == []
 
 
 def test_a_task_logs_what_came_within_it_to_the_last_epoch(tmp_path, monkeypatch, caplog):
@@ -40,16 +42,34 @@ def test_a_task_logs_what_came_within_it_to_the_last_epoch(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     Path("params.yaml").touch()
     Path(".dvc").mkdir()
-    monkeypatch.setattr(training_log, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr(stages, "get_run_logger", lambda: logging.getLogger("test"))
     run = SimpleNamespace(folder=".")
     with Path("metrics.jsonl").open("a", buffering=1) as file:
         file.write('[["train/loss", 3.0, 1, 1]]\n')  # Of the flow run that this one goes on from.
-        with training_log.epochs_logged(run, 3, look_seconds=0.01):
+        with stages.epochs_logged(run, look_seconds=0.01):
             file.write('[["train/loss", 2.0, 1, 2]]\n')
             end = time.monotonic() + 60
             while not caplog.messages and time.monotonic() < end:
                 time.sleep(0.01)
             assert caplog.messages == ["step 2: train/loss 2"], "while it is trained"
-        with training_log.epochs_logged(run, 3, look_seconds=60):
+        with stages.epochs_logged(run, look_seconds=60):
             file.write('[["train/loss", 1.0, 1, 3]]\n')
     assert caplog.messages == ["step 2: train/loss 2", "step 3: train/loss 1"]
+
+
+def test_the_seconds_of_a_resumed_run_are_those_of_all_its_parts(tmp_path):
+    first = training.Clock(2.0)
+    with contextlib.suppress(KeyboardInterrupt), first.kept(tmp_path / "seconds.json"), first.measure("train"):
+        time.sleep(0.1)
+        raise KeyboardInterrupt
+    resumed = training.Clock()
+    for stage in ("data", "train"):
+        with resumed.measure(stage):
+            time.sleep(0.1)
+    with resumed.kept(tmp_path / "seconds.json"):
+        seconds = resumed.read()
+    assert seconds["train"] >= 0.2
+    assert sum(seconds.values()) == pytest.approx(2 * seconds["total"], abs=0.01), "the parts add up to the total"
+    assert seconds["total"] >= 2.3
+    assert seconds["start-up"] == 2
+    assert json.loads((tmp_path / "seconds.json").read_text())["train"] == seconds["train"]

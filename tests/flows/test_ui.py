@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 
 import psutil
@@ -34,7 +35,7 @@ def test_ui_shows_the_runs_to_whoever_has_its_key_until_it_is_interrupted(in_fin
     before = dict(zip(("mlflow", "prefect"), free_ports(2), strict=True))
     ports.write_text(json.dumps(before))
     command = start("stratagem", "ui", **EVERYWHERE)
-    command.wait_until("Ctrl-C ends all.", of=command.out)
+    command.wait_until("Press Ctrl-C to stop everything.", of=command.out)
     assert json.loads(ports.read_text()) == before, "those of the last time, so that a bookmark holds"
     said = _lines(command.out.read_text())
     mlflow, prefect = said["MLflow"].removesuffix("/"), said["Prefect"].removesuffix("/runs")
@@ -77,13 +78,14 @@ def test_ui_shows_the_runs_to_whoever_has_its_key_until_it_is_interrupted(in_fin
             assert answer.headers.get("access-control-allow-origin") == allowed
         job = {"job_name": "optimize_prompts", "params": {}}
         assert "job execution feature is not enabled" in browser.post(f"{mlflow}/ajax-api/3.0/jobs/", json=job).text
-        experiment = browser.get(f"{mlflow}/api/2.0/mlflow/experiments/get?experiment_id=1", timeout=60).json()
+        experiments = f"{mlflow}/api/2.0/mlflow/experiments/get?experiment_id=1"
+        experiment = browser.get(experiments, timeout=60).json()["experiment"]
     # Behind the link is the table of trainings, not the view for language models, with a column for the accuracy.
     assert "/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=stratagem" in said["Runs"]
-    tags = {tag["key"]: tag["value"] for tag in experiment["experiment"]["tags"]}
+    tags = {tag["key"]: tag["value"] for tag in experiment["tags"]}
     assert "metrics.`test/accuracy`" in tags["mlflow.sharedViewState.stratagem"]
     assert requests.get(f"{mlflow}/?key={password}", timeout=60).status_code == 401
-    command.wait_until("Ctrl-C ends all.", of=command.out)
+    command.wait_until("Press Ctrl-C to stop everything.", of=command.out)
     assert len(command.family) >= 2
     for line in (" ".join(process.cmdline()) for process in [*command.family, psutil.Process(command.process.pid)]):
         assert password not in line
@@ -95,3 +97,11 @@ def test_ui_shows_the_runs_to_whoever_has_its_key_until_it_is_interrupted(in_fin
     assert command.process.wait(300) == exit_code
     assert command.survivors() == []
     assert "Traceback" not in command.err.read_text()
+
+
+def test_ui_refuses_a_project_that_cannot_be_written_as_run_does(project, run):
+    shutil.rmtree(project / "mlruns")
+    (project / "mlruns").symlink_to("/proc/self")  # Nobody can make a file there, root neither.
+    done = run(["stratagem", "ui"])
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: .*mlruns cannot be written .*: make the project's folder writable.*\n", done.stderr)

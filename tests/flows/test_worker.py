@@ -1,19 +1,131 @@
-from pathlib import Path
+"""Which flow runs the worker of `stratagem up` restarts and reports; test_operation.py kills real ones."""
+
+import os
+import uuid
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.states import Crashed, Failed, Scheduled
+from typer.main import get_command
 
-from flows.operate import worker
-from tasks.system.errors import UserError
+from flows import reporting
+from flows.cli import main
+from flows.operate import notifications, operation, servers, worker
+from tasks.records import Operation, ServiceState
+from tasks.system.errors import ProcessDied, StratagemError
+from tests.tasks.written_runs import run_id_of, write_run
+
+NOW = datetime.now(UTC)
 
 
-def test_a_schedule_that_prefect_yaml_says_to_be_active_is_not_kept_paused(project):
-    """tests/flows/test_operation.py has what is kept paused, at a real server."""
-    assert worker.said_active() == set(), "what it does not say is said on Prefect's page"
-    path = Path("prefect.yaml")
-    text = path.read_text()
-    for said, found in (("true", {("nightly", "nightly")}), ("false", set())):
-        path.write_text(text.replace("        slug: nightly\n", f"        slug: nightly\n        active: {said}\n"))
-        assert worker.said_active() == found
-    path.write_text("deployments: [\n")
-    with pytest.raises(UserError, match=r"^prefect\.yaml cannot be read .*: restore it$"):
-        worker.said_active()
+class Server:
+    """Prefect's server with one flow run."""
+
+    def __init__(self, state, starts):
+        self.run = FlowRun(flow_id=uuid.uuid4(), name="a-training", run_count=starts)
+        self.set_flow_run_state(self.run.id, state)
+
+    def read_flow_runs(self, flow_run_filter, **others):
+        return [self.run] if self.run.state.type in flow_run_filter.state.type.any_ else []
+
+    def set_flow_run_state(self, flow_run_id, state, force=True):
+        self.run.state, self.run.state_id = state, uuid.uuid4()
+
+    def update_flow_run_labels(self, flow_run_id, labels):
+        self.run.labels |= labels
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """The notices, by title and text."""
+    told = []
+    monkeypatch.setattr(notifications, "tell", lambda kind, title, body: told.append((title, body)))
+    return told
+
+
+@pytest.mark.parametrize("has_run", [True, False])
+def test_a_flow_run_is_restarted_once_also_if_it_dies_before_it_runs(told, has_run):
+    server = Server(Scheduled(), 0)
+    for start in (1, 2):
+        server.set_flow_run_state(server.run.id, Crashed(message="it died"))
+        server.run.run_count = start if has_run else 0
+        worker.restart_crashed(server, NOW - timedelta(minutes=1))
+        assert server.run.state.is_crashed(), "Prefect may report the crash once more"
+        for _ in range(2):
+            worker.restart_crashed(server, datetime.now(UTC))
+        assert server.run.state.is_scheduled() == (start == 1)
+    (restarted, how), (failed, reason) = told
+    assert (restarted, failed) == ("a-training restarts after a crash", "a-training failed")
+    assert ("continues from its latest checkpoint" in how) == has_run
+    assert (
+        f"it died\n\nIt has crashed 2 times. `Retry` on Prefect's page, or `prefect flow-run retry {server.run.id}`"
+        in reason
+    )
+
+
+def test_a_worker_that_ended_is_no_crash_of_its_flow_runs(told):
+    server = Server(Scheduled(), 0)
+    for start in range(1, 6):
+        server.set_flow_run_state(server.run.id, Crashed(message=worker.WORKER_ENDED))
+        server.run.run_count = start
+        worker.restart_crashed(server, datetime.now(UTC))
+        assert server.run.state.is_scheduled(), "a training of several days continues after each `down` and `up`"
+
+
+@pytest.mark.parametrize(("starts", "hours", "count"), [(0, 1, 1), (0, 25, 0), (1, 1, 0)])
+def test_a_flow_run_that_prefect_rejects_is_reported_once_and_on_its_day(told, starts, hours, count):
+    server = Server(Failed(message="wrong parameter", timestamp=NOW - timedelta(hours=hours)), starts)
+    for _ in range(2):
+        worker.report_rejected(server)
+    assert len(told) == count
+    assert all("wrong parameter" in text for _, text in told)
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_where_the_worker_resumes_a_training_that_dies_is_a_crash(told, monkeypatch, project, resumes):
+    def dies():
+        raise ProcessDied("the process that ran train died (SIGKILL)")
+
+    monkeypatch.setattr(reporting, "_server_answers", lambda seconds: True)
+    if not resumes:
+        with pytest.raises(StratagemError, match="SIGKILL"):
+            reporting.reported(dies)
+        assert len(told) == 1
+        return
+    monkeypatch.setenv("STRATAGEM_RESUMES", "1")
+    state = reporting.reported(dies)
+    assert (state.type, state.message, told) == (StateType.CRASHED, "the process that ran train died (SIGKILL)", [])
+
+
+def test_status_lists_flow_runs_that_failed_before_they_became_runs(project, monkeypatch, capsys):
+    service = ServiceState(name="prefect", pid=os.getpid(), created=0, since="", address="http://127.0.0.1:9")
+    state = Operation(pid=1, created=0, host="here", since="now", phase="ready", services=(service,))
+    write_run(1, "FAILED", flow_run_id="1")
+    became, never = (
+        {"id": number, "name": "a-run", "state_type": "FAILED", "state_name": "Failed", "run_count": 0}
+        | {"state": {"message": "Validation failed:\n  if_changed\n"}}
+        for number in ("1", "2")
+    )
+
+    def ask(address, path, body):
+        wanted = body.get("flow_runs")
+        if wanted is None or wanted["state"]["type"]["any_"] != ("FAILED", "CRASHED"):
+            return []
+        assert NOW - datetime.fromisoformat(wanted["end_time"]["after_"]) < timedelta(hours=25)
+        return [became, never]
+
+    for module, name, answer in (
+        (operation, "load", lambda: state),
+        (operation, "is_held", lambda: True),
+        (operation, "find_process", lambda pid, created: object()),
+        (operation, "ask", ask),
+        (servers, "server_answers", lambda name, address, seconds: True),
+    ):
+        monkeypatch.setattr(module, name, answer)
+    get_command(main.app)(["status"], standalone_mode=False)
+    failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  failed")]
+    assert failed == [
+        f"  failed   {run_id_of(1)[:6]}-convnet2-one_device-fit, failed: some reason",
+        "  failed   a-run, Failed: Validation failed: if_changed, flow run 2",
+    ]

@@ -12,9 +12,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -24,6 +23,7 @@ import pytest
 from tasks import records
 from tasks.data import prepared_data
 from tasks.system.machine import free_ports
+from tests.mlflow_server import MlflowServer
 from tests.processes.trainings import (
     EPOCHS,
     KILL,
@@ -120,42 +120,6 @@ def test_a_whole_run_whose_flow_is_killed(stratagem, cluster_project, mlflow_run
 
 
 @pytest.mark.exhaustive
-def test_a_download_that_is_killed_while_it_extracts(stratagem, cluster_project, archives):
-    options = ("dataset.name=mnist", f"dataset.downloads={archives}")
-    command = stratagem("prepare", *options)
-    command.wait_until(lambda: list(cluster_project.glob("data/mnist/.scratch.*/extracted/*")))
-    command.process.kill()
-    folder = cluster_project / "data" / "mnist"
-    assert not (folder / "raw" / "manifest.json").exists()
-    again = stratagem("prepare", *options)
-    assert again.end() == 0, again.err.read_text()
-    prepared = records.load(records.PreparedDataset, folder / "prepared" / "manifest.json")
-    prepared_data.verify(prepared)
-    assert {name: split.num_examples for name, split in prepared.splits.items()} == {"train": 60_000, "test": 10_000}
-    assert list(folder.glob(".scratch.*")) == []
-
-
-@pytest.mark.exhaustive
-def test_a_whole_run_that_is_told_to_stop_is_cancelled_everywhere(stratagem, mlflow_runs, whole):
-    command = stratagem("run", *WHOLE)
-    command.wait_until(lambda: newest(command) >= 30)
-    command.members("serve")
-    command.process.send_signal(signal.SIGINT)
-    assert command.end() == 130
-    assert command.survivors() == []
-    said = command.err.read_text()
-    assert "interrupted: the training was stopped at step " in said
-    assert "interrupted" in said.splitlines()[-1]
-    assert "Traceback" not in said
-    (run,) = mlflow_runs()
-    assert run["status"] == "KILLED"
-    assert flow_runs()[run["flow_run_id"]] == "CANCELLED"
-    again = stratagem("run", *WHOLE)
-    assert again.end() == 0, again.err.read_text()
-    assert again.result["weights_digest"] == whole(*ONE)
-
-
-@pytest.mark.exhaustive
 def test_reconcile_ends_a_killed_run(stratagem, mlflow_runs):
     command = stratagem("run", *WHOLE, "train.epochs=9999")
     command.wait_until(lambda: newest(command) > 0)
@@ -188,78 +152,61 @@ def test_without_prefects_server_a_run_is_refused_at_once(stratagem):
     assert not (Path.cwd() / "mlruns" / "runs").exists()
 
 
-@contextlib.contextmanager
-def mlflow_server(port: int, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Serve the store in a folder until the block ends."""
-    serve = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    serve += ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination", str(folder / "served")]
-    with (folder / "server.log").open("ab") as log:
-        server = subprocess.Popen(serve, stdout=log, stderr=log)
-    try:
-        while server.poll() is None:
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-                break
-            time.sleep(0.2)
-        yield server
-    finally:
-        server.terminate()
-        server.wait()
-
-
 def served_runs(folder: Path) -> list[tuple[str, int]]:
     """The status of each run in a server's store, and how many points of train/loss it has."""
     points = "SELECT count(*) FROM metrics WHERE key = 'train/loss' AND run_uuid = runs.run_uuid"
-    with closing(sqlite3.connect(folder / "server.db")) as database:
+    with closing(sqlite3.connect(folder / "mlflow.db")) as database:
         return database.execute(f"SELECT status, ({points}) FROM runs").fetchall()
 
 
+NOT_TAKEN = "the MLflow server does not accept this run now"
+
+
 @pytest.mark.exhaustive  # tests/tasks/test_tracking.py has it of a training.
-def test_without_a_tracking_server_a_run_comes_to_its_end_and_tells_later(stratagem, whole, tmp_path, empty_store):
-    shutil.copy(empty_store, tmp_path / "server.db")
-    (port,) = free_ports(1)
-    uri = f"http://127.0.0.1:{port}"
-    command = stratagem("run", *WHOLE, MLFLOW_TRACKING_URI=uri)
+def test_without_a_tracking_server_a_run_comes_to_its_end_and_a_sync_registers_it(
+    stratagem, whole, tmp_path, empty_store
+):
+    shutil.copy(empty_store, tmp_path)
+    server = MlflowServer(tmp_path)
+    command = stratagem("run", *WHOLE, MLFLOW_TRACKING_URI=server.uri)
     assert command.end() == 0, command.err.read_text()
     result = command.result
     assert result["weights_digest"] == whole(*ONE)
     assert result["model_version"] is None
     assert "no MLflow server answers" in result["reason"]
-    assert f"stratagem register --run {result['run_id']}" in result["reason"]
-    assert command.err.read_text().count("MLflow cannot be told of this run now") == 1
-
-    with mlflow_server(port, tmp_path):
-        reconciling = stratagem("reconcile", MLFLOW_TRACKING_URI=uri)
-        assert reconciling.end() == 0, reconciling.err.read_text()
-        assert reconciling.result["undelivered"] == []
-        registering = stratagem("register", options=("--run", result["run_id"]), MLFLOW_TRACKING_URI=uri)
-        assert registering.end() == 0, registering.err.read_text()
-        assert registering.result["model_version"] == "1"
+    assert result["reason"].endswith("; then `stratagem runs sync` registers it")
+    assert command.err.read_text().count(NOT_TAKEN) == 1
+    with server:
+        for outcome in ("delivered", "up to date"):
+            syncing = stratagem("sync", MLFLOW_TRACKING_URI=server.uri)
+            assert syncing.end() == 0, syncing.err.read_text()
+            (synced,) = syncing.result["runs"]
+            assert (synced["outcome"], synced["versions"]) == (outcome, ["digits-mlp/1"]), synced
     assert served_runs(tmp_path) == [("FINISHED", EPOCHS)], "no point is missing, and none is there twice"
 
 
 @pytest.mark.exhaustive
 def test_a_tracking_server_that_hangs_and_dies_disturbs_no_step(stratagem, whole, tmp_path, empty_store):
-    shutil.copy(empty_store, tmp_path / "server.db")
-    (port,) = free_ports(1)
+    shutil.copy(empty_store, tmp_path)
+    server = MlflowServer(tmp_path)
     environment = {
-        "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}",
+        "MLFLOW_TRACKING_URI": server.uri,
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "6",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     }
-    with mlflow_server(port, tmp_path) as server:
+    with server:
         command = stratagem("train", *SAME, *ONE, **environment)
         command.wait_until(lambda: newest(command) >= 20)
-        family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+        family = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
         for process in family:
             process.suspend()
-        command.wait_until(lambda: "MLflow cannot be told of this run now" in command.err.read_text())
+        command.wait_until(lambda: NOT_TAKEN in command.err.read_text())
         for process in family:
             process.kill()
     assert command.end() == 0, command.err.read_text()
     check_whole(command, whole(*ONE), resumed=False)
-    assert command.err.read_text().count("MLflow cannot be told of this run now") == 1
-    with mlflow_server(port, tmp_path):
+    assert command.err.read_text().count(NOT_TAKEN) == 1
+    with server:
         # A server that has just started may take longer than the one that hung was given.
         reconciling = stratagem("reconcile", **environment | {"MLFLOW_HTTP_REQUEST_TIMEOUT": "60"})
         assert reconciling.end() == 0, reconciling.err.read_text()
@@ -292,7 +239,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(stratagem, mlflow_runs, small_dis
     said = command.err.read_text()
     (message,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert "the checkpoint of step" in message
-    assert "Make room, and give the same command again" in message
+    assert "Make room, and run the same command again" in message
     assert not re.search("sqlalchemy|sqlite|Traceback", said), "MLflow's store is full, too, and no library tells of it"
     assert newest(command) >= 30
     filler.unlink()
@@ -305,7 +252,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(stratagem, mlflow_runs, small_dis
 def test_data_that_changed_are_made_again_and_a_damaged_cache_is_noticed(stratagem, cluster_project, run):
     """DVC trusts what lies in its cache; the manifest has the sha256 of each array."""
     overrides = (*SAME, *ONE, "train.epochs=1")
-    done = run(["stratagem", "prepare"])  # Through DVC, which then has them in its cache.
+    done = run(["stratagem", "data", "prepare"])  # Through DVC, which then has them in its cache.
     assert done.returncode == 0, done.stderr
     images = cluster_project / "data/digits/prepared/train_images.npy"
     whole = images.read_bytes()
@@ -326,8 +273,8 @@ def test_data_that_changed_are_made_again_and_a_damaged_cache_is_noticed(stratag
     assert refused.end() == 2
     (message,) = [line for line in refused.err.read_text().splitlines() if line.startswith("error: ")]
     assert "train_images.npy: damaged, its sha256 is" in message
-    assert "Rebuild it: stratagem prepare --set dataset.name=digits --force" in message
-    done = run(["stratagem", "prepare", "--set", "dataset.name=digits", "--force"])
+    assert "Rebuild it: stratagem data prepare --set dataset.name=digits --force" in message
+    done = run(["stratagem", "data", "prepare", "--set", "dataset.name=digits", "--force"])
     assert done.returncode == 0, done.stderr
     assert images.read_bytes() == whole
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from tasks.system.machine import free_ports
+from tests.mlflow_server import MlflowServer
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +53,11 @@ def serving(command: list[str], health: str, folder: Path, database: Path, **env
         server.wait()
 
 
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
 @pytest.fixture
 def usual_umask() -> Iterator[None]:
     """By which others read what is written."""
@@ -60,18 +66,18 @@ def usual_umask() -> Iterator[None]:
     os.umask(before)
 
 
+@pytest.mark.exhaustive
 def test_servers_with_passwords_are_used_and_nobody_sees_them(
     stratagem, cluster_project, tmp_path, proxy, empty_store, prefect_database, run, usual_umask
 ):
-    mlflow_port, prefect_port, closed = free_ports(3)
-    on = ["--host", "127.0.0.1", "--port"]
-    mlflow = ["mlflow", "server", *on, str(mlflow_port), "--workers", "1", "--backend-store-uri", "sqlite:///mlflow.db"]
-    prefect = ["prefect", "server", "start", *on, str(prefect_port), "--no-services"]
+    prefect_port, closed = free_ports(2)
+    prefect = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(prefect_port), "--no-services"]
+    shutil.copy(empty_store, made(tmp_path / "mlflow"))
     own = _plant_secrets(cluster_project)
     (cluster_project / "mlruns").chmod(0o755)
     seen = Seen()
     with (
-        serving(mlflow, f"http://127.0.0.1:{mlflow_port}/health", tmp_path / "mlflow", empty_store),
+        MlflowServer(tmp_path / "mlflow") as mlflow,
         serving(
             prefect,
             f"http://127.0.0.1:{prefect_port}/api/health",
@@ -81,7 +87,7 @@ def test_servers_with_passwords_are_used_and_nobody_sees_them(
             PREFECT_SERVER_API_AUTH_STRING=f"admin:{SECRET}-2",
         ),
     ):
-        guarded = proxy(mlflow_port, password=f"me:{SECRET}-1")
+        guarded = proxy(mlflow.port, password=f"me:{SECRET}-1")
         environment = {
             "MLFLOW_HTTP_REQUEST_TIMEOUT": "120",  # Of 10 s a busy server needs more.
             "MLFLOW_TRACKING_URI": f"http://me:{SECRET}-1@127.0.0.1:{guarded.port}",
@@ -190,11 +196,9 @@ def test_what_cannot_be_used_is_told_without_its_password(stratagem, tmp_path, v
 
 @pytest.mark.exhaustive
 def test_a_run_whose_replies_are_lost_is_there_once(stratagem, tmp_path, proxy, empty_store):
-    (port,) = free_ports(1)
-    command = ["mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", "sqlite:///mlflow.db"]
-    with serving(command, f"http://127.0.0.1:{port}/health", tmp_path / "mlflow", empty_store):
-        losing = proxy(port)
+    shutil.copy(empty_store, made(tmp_path / "mlflow"))
+    with MlflowServer(tmp_path / "mlflow") as server:
+        losing = proxy(server.port)
         losing.lose += LOST
         environment = {
             "MLFLOW_HTTP_REQUEST_TIMEOUT": "120",  # Of 10 s a busy server needs more.
@@ -209,12 +213,10 @@ def test_a_run_whose_replies_are_lost_is_there_once(stratagem, tmp_path, proxy, 
         def select(query):
             return database.execute(query).fetchall()
 
-        assert select("SELECT run_uuid, status, lifecycle_stage FROM runs") == [
-            (command.result["run_id"], "FINISHED", "active")
-        ]
-        assert select("SELECT name, version, run_id FROM model_versions") == [
-            ("digits-mlp", 1, command.result["run_id"])
-        ]
+        ((copy, *state),) = select("SELECT run_uuid, status, lifecycle_stage FROM runs")
+        assert state == ["FINISHED", "active"]
+        assert select("SELECT value FROM tags WHERE key = 'stratagem.run_id'") == [(command.result["run_id"],)]
+        assert select("SELECT name, version, run_id FROM model_versions") == [("digits-mlp", 1, copy)]
         given = select("SELECT alias, version FROM registered_model_aliases ORDER BY alias")
         assert given == [("challenger", 1), ("champion", 1)]
         assert len(select("SELECT model_id FROM logged_models")) == 1

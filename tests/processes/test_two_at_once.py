@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_first_runs_at_the_same_moment_both_finish(project, tmp_path):
     """Neither data, nor an MLflow store, nor Prefect's database is there: each is made once, the other waits."""

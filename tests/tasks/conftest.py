@@ -124,7 +124,10 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str | None], None]:
     import pynvml
 
     def gpus(count: int, shown: str | None) -> None:
-        driver = {"nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "nvmlDeviceGetCount": lambda: count}
+        driver = {
+            "nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "nvmlDeviceGetCount": lambda: count,
+            "nvmlDeviceGetHandleByIndex": lambda place: place, "nvmlDeviceGetName": lambda place: "GPU",
+        }  # fmt: skip
         monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=pynvml.NVMLError, **driver))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if shown is not None:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -148,19 +147,10 @@ def _training(root: Path) -> TrainingResult:
         best_model=f"{FOLDER}/models/best.keras", weights_digest="e" * 64, best_weights_digest="f" * 64,
         optimizer="SGD",
     )  # fmt: skip
-    (root / FOLDER / "models").mkdir(parents=True, exist_ok=True)
-    layers = [
-        {"class_name": "Dense", "config": {"name": "hidden"}},
-        {"class_name": "Dense", "config": {"name": "logits"}},
-    ]
-    with zipfile.ZipFile(root / training.final_model, "w") as archive:
-        archive.writestr(
-            "config.json", json.dumps({"class_name": "Functional", "config": {"name": "m", "layers": layers}})
-        )
     hidden, logits = {"hidden/kernel": (4, 5), "hidden/bias": (5,)}, {"logits/kernel": (5, 3), "logits/bias": (6,)}
     where = {"dtype": "float32", "devices": ("cpu",), "sharding": "whole", "bytes_per_device": 4}
     variables = [
-        VariablePlacement(path=path, shape=shape, **where)
+        VariablePlacement(path=path, shape=shape, layer="Dense" if path in {**hidden, **logits} else "", **where)
         for path, shape in {**hidden, "seed_generator/seed_generator_state": (2,), **logits, "adam/x": (20,)}.items()
     ]
     placement = Placement(

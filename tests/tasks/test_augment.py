@@ -1,18 +1,18 @@
 from collections import Counter
-from itertools import product
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
 from tasks import config
 from tasks.input.augment import augment, augment_batch, check_augmentation
-from tasks.input.batches import Batches
+from tasks.input.batches import Batches, InputShare
 from tasks.input.draws import RAND_AUGMENT, pass_draws, with_partners
 from tasks.input.order import order
 from tasks.records import Feature
@@ -28,18 +28,27 @@ MOST = {
 }  # fmt: skip
 
 
+def batches_of(count, size, **options):
+    """Batches whose examples are not read."""
+    return Batches(count, size, False, source=SimpleNamespace(rows=np.arange(count)), **options)
+
+
 def section_of(**values):
     return OFF.model_copy(update=values)
 
 
-@pytest.mark.slow  # What compiles in each example takes half a minute.
-@hypothesis_settings(deadline=None, max_examples=25)
-@given(data=st.data())
-def test_numpy_tensorflow_xla_and_jax_augment_alike(data):
-    count, seed = data.draw(st.integers(0, 5), "count"), data.draw(st.integers(0, 100), "seed")
-    shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3, 4])), "shape")
-    on = data.draw(st.sets(st.sampled_from(sorted(MOST))), "on")
-    fill_mode = data.draw(st.sampled_from(["constant", "nearest", "reflect"]), "fill_mode")
+@pytest.mark.slow  # What compiles in each example takes seconds.
+@hypothesis_settings(deadline=None, max_examples=5)
+@example(count=5, seed=3, shape=(9, 7, 3), on=set(MOST), fill_mode="reflect")
+@example(count=5, seed=4, shape=(8, 9, 1), on=set(MOST), fill_mode="nearest")
+@given(
+    count=st.integers(0, 5),
+    seed=st.integers(0, 100),
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3, 4])),
+    on=st.sets(st.sampled_from(sorted(MOST))),
+    fill_mode=st.sampled_from(["constant", "nearest", "reflect"]),
+)
+def test_numpy_tensorflow_xla_and_jax_augment_alike(count, seed, shape, on, fill_mode):
     section = section_of(fill_mode=fill_mode, **{key: MOST[key] for key in on})
     images = np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
     draws = pass_draws(count, seed, 0, section)
@@ -57,15 +66,7 @@ def test_numpy_tensorflow_xla_and_jax_augment_alike(data):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("channels", "num_classes", "jit_compile"),
-    [
-        (3, 3, False),  # To compile it takes 4 s.
-        pytest.param(1, 0, True, marks=pytest.mark.exhaustive),
-        *(
-            pytest.param(*other, marks=pytest.mark.exhaustive)
-            for other in product((3, 1), (3, 0), (False, True))
-            if other not in ((3, 3, False), (1, 0, True))
-        ),
-    ],
+    [(3, 3, False), pytest.param(1, 0, True, marks=pytest.mark.exhaustive)],  # To compile it takes 4 s.
 )
 def test_numpy_tensorflow_xla_and_jax_mix_alike(num_classes, channels, jit_compile):
     rng = np.random.default_rng(channels)
@@ -92,12 +93,12 @@ def test_numpy_tensorflow_xla_and_jax_mix_alike(num_classes, channels, jit_compi
 
 def test_the_draws_stay_the_same_with_other_versions_and_machines():
     """As with the order: raw words, made a draw here."""
-    two = {"seed": 123, "worker": 1, "num_workers": 2}
-    draws = Batches(8, 4, False, **two, augmentation=section_of(flip=True, crop_padding=2)).draws(2 * 45 + 1)
+    two = {"seed": 123, "share": InputShare(worker=1, num_workers=2)}
+    draws = batches_of(8, 4, **two, augmentation=section_of(flip=True, crop_padding=2)).draws(2 * 45 + 1)
     assert draws.dtype == np.int32
     assert draws.tolist() == [[1, 1, 1], [1, 3, 3]]
     one_layer = MOST | {"rand_augment": config.RandAugment(num_layers=1, magnitude=10)}
-    assert Batches(8, 4, False, **two, augmentation=section_of(**one_layer)).draws(2 * 45 + 1).tolist() == [
+    assert batches_of(8, 4, **two, augmentation=section_of(**one_layer)).draws(2 * 45 + 1).tolist() == [
         [
             1, 1, 1, 7822, -13325, 13325, 7822, -7203, -25711, -137, 320,
             65536, 0, 0, 65536, 0, 0, 256, 256, 256, 256, 0, 1, 0, 0, 48449, 50898, 25648, 12175,
@@ -108,7 +109,7 @@ def test_the_draws_stay_the_same_with_other_versions_and_machines():
         ],
     ]  # fmt: skip
     section = section_of(mixup=1.0, cutmix=1.0)
-    assert Batches(8, 4, False, **two, augmentation=section).draws(2 * 45 + 1)[:, 0, 3:].tolist() == [
+    assert batches_of(8, 4, **two, augmentation=section).draws(2 * 45 + 1)[:, 0, 3:].tolist() == [
         [5, 194, 10533, 53981, 0], [6, 256, 32493, 22376, 27199],
     ]  # fmt: skip
 
@@ -127,7 +128,7 @@ def test_what_one_key_draws_does_not_depend_on_the_others():
 
 def test_every_draw_is_as_likely_and_has_nothing_to_do_with_the_order():
     section = section_of(flip=True, crop_padding=1)
-    batches = Batches(18_000, 18_000, False, augmentation=section)
+    batches = batches_of(18_000, 18_000, augmentation=section)
     draws = batches.draws(0)
     counts = Counter(map(tuple, draws.tolist()))
     assert len(counts) == 18
@@ -135,9 +136,9 @@ def test_every_draw_is_as_likely_and_has_nothing_to_do_with_the_order():
     for drawn in draws.T:
         assert abs(np.corrcoef(drawn, order(18_000, 0, 0))[0, 1]) < 0.05
     assert batches.draws(1)[:, 0].tolist() != draws[:, 0].tolist()
-    still = Batches(50, 50, False, augmentation=section_of(crop_padding=1))
+    still = batches_of(50, 50, augmentation=section_of(crop_padding=1))
     assert not still.draws(0)[:, 0].any()
-    assert Batches(50, 50, False).draws(0) is None
+    assert batches_of(50, 50).draws(0) is None
 
 
 def test_the_numbers_drawn_are_even_and_of_each_other_free():
@@ -257,21 +258,6 @@ def test_a_zoom_of_a_half_doubles_and_lies_between_pixels():
     np.testing.assert_array_equal(smaller, np.pad((fours + 2) // 4, 2))
 
 
-def test_places_are_rounded_and_not_cut():
-    images = random_images(1, 8, 8, 3)
-    for near in (65535, 65537):
-        np.testing.assert_array_equal(changed(images, [near, 0, 0, near, 0, 0], zoom=1.0), images)
-
-
-def test_a_drawn_rotation_and_zoom_keep_to_their_factors():
-    draws = pass_draws(5000, 0, 0, section_of(rotation=0.1, zoom=0.3))[:, 3:9] / 65536
-    angle, scale = np.arctan2(draws[:, 1], draws[:, 0]) / (2 * np.pi), np.hypot(draws[:, 0], draws[:, 1])
-    np.testing.assert_allclose(draws[:, 2:4], np.stack([-draws[:, 1], draws[:, 0]], 1))
-    assert [angle.min(), angle.max()] == pytest.approx([-0.1, 0.1], rel=0.01)
-    assert [scale.min(), scale.max()] == pytest.approx([0.7, 1.3], rel=0.01)
-    assert not draws[:, 4:].any()
-
-
 def test_brightness_adds_and_cuts():
     images = random_images(4, 5, 7, 3)
     for added in (-255, -40, 0, 13, 255):
@@ -331,14 +317,6 @@ def test_operations_are_pillows(kind, channels):
         np.testing.assert_array_equal(operated(values, color=26), values)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (2, 5), (3, 3)])
-def test_operations_take_images_of_any_size(shape):
-    images = random_images(3, *shape, 3)
-    for on in ({"sharpness": 26}, {"equalize": 1}, {"autocontrast": 1}, {"color": 26}):
-        assert operated(images, **on).shape == images.shape
-    np.testing.assert_array_equal(operated(images), images)
-
-
 def test_rand_augment_does_one_of_its_operations_a_layer():
     images = np.repeat(random_images(1, 16, 16, 3), 4000, axis=0)
     section = section_of(rand_augment=config.RandAugment(num_layers=1, magnitude=10))
@@ -394,9 +372,3 @@ def test_what_cannot_be_mixed_is_refused(digits):
     check_augmentation(section_of(mixup=0.2), digits)
     with pytest.raises(UserError, match=r"mixup = 0\.2: digits has image, age, .+ Give input\.augmentation\.mixup=0$"):
         check_augmentation(section_of(mixup=0.2), two)
-
-
-def test_rand_augment_of_no_magnitude_changes_nothing():
-    images = random_images(20, 8, 9, 3)
-    section = section_of(rand_augment=config.RandAugment(num_layers=4, magnitude=0))
-    np.testing.assert_array_equal(augment(images, pass_draws(20, 0, 0, section), section), images)

@@ -47,7 +47,7 @@ def test_what_comes_after_a_training_needs_no_cluster(project):
         assert not alone.first.alive
         assert len(_stage_processes()) == 3
         assert client.start_processes(settings, with_cluster=False) is all_members
-        all_members.group.processes[2].kill()
+        all_members.processes[2].kill()
         assert client.start_processes(settings, with_cluster=False) is all_members, "its chief is there"
         assert client.start_processes(settings) is not all_members
     finally:
@@ -76,7 +76,7 @@ def test_a_run_is_evaluated_on_one_device_where_its_cluster_is_not_to_be_had(mon
         assert (found, said) == (settings, "")
     else:
         assert found.evaluate.strategy == "one_device"
-        assert said.startswith("evaluated on one device: ")
+        assert said.startswith("evaluating on one device: ")
         assert reason in said
         assert said.count("\n") == 1
 

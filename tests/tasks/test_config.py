@@ -1,4 +1,3 @@
-import os
 import re
 import shutil
 import warnings
@@ -9,6 +8,7 @@ import yaml
 from prefect.utilities.schema_tools.validation import validate
 
 from tasks import config
+from tasks.config.schema import asks_for
 from tasks.system.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,49 +51,27 @@ BAD = [
     (["strategy.devices=2"], ["unknown key 'strategy.devices'", "Allowed: strategy.device, strategy.kind; with "
      "strategy.kind=mirrored or multi_worker or data_parallel or model_parallel there is one: give that kind too"]),
     (["train.epohcs=3"], ["'train.epohcs'", "did you mean 'train.epochs'?", "train.seed"]),
-    (["modle.name=mlp"], ["unknown section 'modle'", "did you mean 'model'?", "dataset"]),
     (["input.augmentation.flipp=true"], ["did you mean 'input.augmentation.flip'?", "crop_padding"]),
-    (
-        ["train.early_stopping.patience=2"],
-        ["'train.early_stopping.patience'", "'train.early_stopping.patience_epochs'?"],
-    ),
     (["register_.enabled=false"], ["unknown section 'register_'", "did you mean 'register'?"]),
     (["strategy.kind=mirored"], ["'mirored'", "did you mean 'mirrored'?", "one_device"]),
     (["strategy.kind=null"], ["strategy.kind", "mirrored, model_parallel, multi_worker, one_device"]),
-    (["optimizer.kind=adamm"], ["'adamm'", "did you mean 'adam'?", "sgd"]),
-    (["schedule.kind=cosin"], ["'cosin'", "did you mean 'cosine'?", "piecewise"]),
     (["model.name=convnt"], ["'convnt'", "did you mean 'convnet'?", "resnet", "module:function"]),
-    (["train.loop=fitt"], ["train.loop", "'fitt'", "'fit'"]),
-    (["train.dtype_policy=float16"], ["train.dtype_policy", "'float16'", "mixed_bfloat16"]),
-    (["checkpoint.monitor=val_loss"], ["checkpoint.monitor", "'val_loss'", "validation/loss"]),
     # keys of another kind
     (["strategy.kind=mirrored", "strategy.device=cpu"], ["'strategy.device'", "did you mean 'strategy.devices'?"]),
-    (["strategy.device=cpu", "strategy.kind=mirrored"], ["'strategy.device'", "did you mean 'strategy.devices'?"]),
     (["optimizer.kind=adam", "optimizer.momentum=0.9"], ["'optimizer.momentum'", "optimizer.global_clipnorm"]),
     # wrong type
     (["train.epochs=many"], ["train.epochs", "'many'", "valid integer", "--set train.epochs=VALUE"]),
-    (["train.epochs="], ["train.epochs", "None", "integer"]),
     (["train.epochs=true"], ["train.epochs = true"]),
-    (["input.shuffle=maybe"], ["input.shuffle", "'maybe'", "boolean"]),
     (["model.name=3"], ["model.name", "3", "string", "module:function"]),
     (["dataset.image_size=28"], ["dataset.image_size", "28", "Height and width"]),
     (["dataset.image_size=[28, 0]"], ["dataset.image_size = [28, 0]", "greater than 0"]),
-    (["dataset.image_size=[28, 28, 1]"], ["dataset.image_size = [28, 28, 1]", "at most 2"]),
     (["dataset.name.x=3"], ["dataset.name", "string"]),
     (["train=3"], ["train = 3", "section", "train.epochs"]),
-    (["train.early_stopping=3"], ["train.early_stopping = 3", "section", "train.early_stopping.monitor"]),
     (["strategy=mirrored"], ["strategy = 'mirrored'", "section", "strategy.kind"]),
     # out of bounds
     (["train.epochs=0"], ["train.epochs = 0", "greater than 0", "--set train.epochs=VALUE"]),
-    (["train.global_batch_size=-64"], ["train.global_batch_size = -64", "greater than 0"]),
-    (["train.seed=-1"], ["train.seed = -1", "greater than or equal to 0"]),
-    (["train.seed=2147483648"], ["train.seed = 2147483648", "less than 2147483648"]),
-    (["schedule.learning_rate=0"], ["schedule.learning_rate = 0", "greater than 0"]),
     (["schedule.learning_rate=.inf"], ["schedule.learning_rate = inf", "finite"]),
-    (["register.minimum=.nan"], ["register.minimum = nan", "finite"]),
-    (["input.validation=1.5"], ["input.validation = 1.5", "less than 1", "an exact number"]),
-    (["input.validation=0"], ["input.validation = 0", "greater than 0"]),
-    (["input.prefetch=-1"], ["input.prefetch = -1", "'auto'"]),
+    (["input.validation=1.5"], ["input.validation = 1.5", "less than 1", "a fraction or a number"]),
     *(
         ([f"checkpoint.remote={bad}"], ["checkpoint.remote", "write s3://BUCKET/FOLDER", "from the environment"])
         for bad in (
@@ -112,25 +90,21 @@ BAD = [
         ["checkpoint.monitor=accuracy"],
         ["checkpoint.monitor = 'accuracy'", "or train/ or validation/ and top_K_accuracy with any K, or"],
     ),
-    (
-        ["train.early_stopping={monitor: x}"],
-        ["train.early_stopping.monitor = 'x'", "or train/ or validation/ and top_K_accuracy with any K, or"],
+    *(
+        ([f"register.model_name={bad}"], [f"register.model_name = '{bad}': write letters, digits, '_', '-' and '.',"])
+        for bad in (".", "..", "..a", "a/b")
     ),
     (["register.alias=9lives"], ["register.alias = '9lives'", "pattern"]),
-    (["register.alias=latest"], ["register.alias: MLflow keeps 'latest' for itself", "--set register.alias="]),
-    (["register.alias=v12"], ["register.alias: MLflow keeps 'v12' for itself"]),
-    (["register.alias=champion"], ["register.alias: 'champion' moves by itself", "such as challenger"]),
-    (["register.confidence=1"], ["register.confidence = 1", "less than 1", "How sure"]),
-    (["register.min_improvement=-0.01"], ["register.min_improvement = -0.01", "greater than or equal to 0"]),
+    (["register.alias=latest"], ["register.alias: MLflow reserves 'latest'", "--set register.alias="]),
+    (["register.alias=champion"], ["register.alias: Stratagem moves 'champion' itself", "such as challenger"]),
+    (["register.confidence=1"], ["register.confidence = 1", "less than 1", "Required confidence"]),
     (["register.floors={3: 80}"], ["register.floors = {'3': 80}", "less than or equal to 1", "recall"]),
-    (["register.floors=0.8"], ["register.floors = 0.8", "dictionary"]),
     (["register.ceilings={'age: 1': -1}"], ["register.ceilings = {'age: 1': -1}", "greater than or equal to 0"]),
     # values that do not go together
     (["train.global_batch_size=64", "train.per_replica_batch_size=32"], ["per_replica_batch_size=32", "exactly one"]),
     (["train.global_batch_size=null", "train.per_replica_batch_size=null"], ["exactly one"]),
     (["schedule.kind=piecewise", "schedule.boundaries_epochs=[3]"], ["1 boundaries_epochs", "2 learning_rates, got 3"]),
     (["schedule.kind=piecewise", "schedule.boundaries_epochs=[7, 3]"], ["schedule.boundaries_epochs = [7, 3]", "rise"]),
-    (["schedule.kind=piecewise", "schedule.learning_rates=[1, 0, 1]"], ["schedule.learning_rates = [1, 0, 1]"]),
     (
         ["input.validation=null", "checkpoint.monitor=validation/loss"],
         ["checkpoint.monitor = 'validation/loss'", "set checkpoint.monitor=train/loss"],
@@ -141,7 +115,8 @@ BAD = [
     ),
     # what a strategy cannot do
     (["strategy.kind=parameter_server"],
-     ["train.loop = 'fit'", "driven by custom", "set train.loop=custom", "one_device, mirrored, multi_worker, tpu"]),
+     ["train.loop = 'fit'", "works only with custom", "set train.loop=custom",
+      "one_device, mirrored, multi_worker, tpu"]),
     (["strategy.kind=mirrored", "train.jit_compile=true"],
      ["train.jit_compile = true", "strategy.kind=mirrored", "XLA compiles a step", "give train.jit_compile=false"]),
     (["strategy.kind=multi_worker", "train.gradient_accumulation_steps=3"],
@@ -152,20 +127,17 @@ BAD = [
     (["strategy.kind=central_storage"], ["'central_storage'", "model_parallel, multi_worker, one_device"]),
     (["strategy.kind=mirrored", "strategy.devices=0"], ["strategy.devices = 0", "greater than 0", "[gpu:0, gpu:2]"]),
     (["strategy.kind=mirrored", "strategy.devices=[cpu:0]"], ["strategy.devices = ['cpu:0']", "gpu:"]),
-    (["strategy.kind=mirrored", "strategy.devices=[]"], ["strategy.devices = []", "at least 1"]),
-    (["strategy.kind=mirrored", "strategy.cross_device_ops=ring"],
-     ["strategy.cross_device_ops = 'ring'", "'hierarchical_copy' or 'reduction_to_one_device'"]),
     (["strategy.kind=multi_worker", "strategy.min_workers=1"],
-     ["min_workers = 1: only under launcher=ray, and it is None"]),
+     ["min_workers = 1 needs launcher=ray, but launcher = None"]),
     (["strategy.kind=parameter_server", "train.loop=custom", "strategy.cpus=1", "strategy.launcher=local"],
-     ["cpus = 1: only under launcher=ray, and it is local"]),
+     ["cpus = 1 needs launcher=ray, but launcher = local"]),
     (["strategy.kind=model_parallel", "strategy.launcher=ray", "strategy.workers=2", "strategy.min_workers=1",
       "strategy.cpus=1", "strategy.mesh_shape=[1, 2]"],
      ["min_workers = 1: mesh_shape = [1, 2] needs the devices of all workers"]),
     (["strategy.kind=multi_worker", "strategy.launcher=ray", "strategy.min_workers=3"],
      ["min_workers = 3 is more than workers = 2"]),
     (["strategy.kind=multi_worker", "strategy.launcher=ray", "strategy.min_workers=1"],
-     ["min_workers = 1", "Give cpus, the cores of each"]),
+     ["min_workers = 1", "Give cpus, the number of cores"]),
     (["strategy.kind=multi_worker", "strategy.launcher=ray", "strategy.min_workers=1", "strategy.cpus=1"],
      ["strategy.min_workers = 1", "Give train.global_batch_size, and train.per_replica_batch_size=null"]),
     (["strategy.kind=multi_worker", "strategy.launcher=ray", "strategy.min_workers=2", "strategy.cpus=1",
@@ -173,28 +145,18 @@ BAD = [
      ["train.global_batch_size = 64 must divide", "strategy.workers = 3", "strategy.min_workers = 2"]),
     (["strategy.kind=multi_worker", "strategy.launcher=slurrm"],
      ["strategy.launcher = 'slurrm'", "'local', 'tf_config', 'slurm', 'kubernetes' or 'ray'"]),
-    (["strategy.kind=multi_worker", "strategy.communication=mpi"],
-     ["strategy.communication = 'mpi'", "'ring' or 'nccl'"]),
-    (["strategy.kind=multi_worker", "strategy.max_restarts=-1"], ["strategy.max_restarts = -1", "equal to 0"]),
-    (["strategy.kind=multi_worker", "strategy.heartbeat_timeout_seconds=0"],
-     ["strategy.heartbeat_timeout_seconds = 0", "greater than 0"]),
-    (["strategy.kind=parameter_server", "train.loop=custom", "strategy.ps=0"], ["strategy.ps = 0", "greater than 0"]),
     (["strategy.kind=tpu", "strategy.tpu=3"], ["strategy.tpu = 3", "TPU_NAME"]),
-    (["strategy.kind=data_parallel", "strategy.devices=[gpu]"], ["strategy.devices = ['gpu']", "gpu:2"]),
-    (["strategy.kind=data_parallel", "strategy.axis_name=1d"], ["strategy.axis_name = '1d'", "pattern"]),
     (["strategy.kind=model_parallel", "strategy.mesh_shape=[2, 4]", "strategy.devices=6"],
-     ["strategy.mesh_shape = [2, 4]", "2 * 4 = 8 devices, and devices = 6"]),
+     ["strategy.mesh_shape = [2, 4]", "2 * 4 = 8 devices, but workers = 1 with devices = 6 have 6"]),
     (["strategy.kind=model_parallel", "strategy.mesh_shape=[1, 3]", "strategy.workers=2"],
-     ["strategy.mesh_shape = [1, 3]", "3 devices, which do not divide by workers = 2"]),
+     ["strategy.mesh_shape = [1, 3]", "3 devices, but workers = 2 with devices = 1 have 2"]),
     (["strategy.kind=model_parallel", "strategy.mesh_shape=[2, 4]", "strategy.workers=2", "strategy.devices=8"],
-     ["strategy.mesh_shape = [2, 4]", "8 devices, and 2 workers of devices = 8 have 16"]),
+     ["strategy.mesh_shape = [2, 4]", "8 devices, but workers = 2 with devices = 8 have 16"]),
     (["strategy.kind=data_parallel", "strategy.workers=2", "strategy.devices=[gpu:0]"],
      ["names devices of one process, and workers = 2", "the number of devices that each has"]),
     (["strategy.kind=data_parallel", "strategy.launcher=slurm"],
-     ["launcher = 'slurm' is for several processes, and workers = 1", "give strategy.workers=N"]),
+     ["launcher = 'slurm' starts several processes, but workers = 1", "give strategy.workers=N"]),
     (["strategy.kind=model_parallel", "strategy.mesh_shape=[8]"], ["strategy.mesh_shape = [8]", "['batch', 'model']"]),
-    (["strategy.kind=model_parallel", "strategy.mesh_shape=[2, 0]"],
-     ["strategy.mesh_shape = [2, 0]", "greater than 0"]),
     (["strategy.kind=model_parallel", "strategy.axis_names=[batch, batch]"],
      ["axis_names = ['batch', 'batch']", "each axis"]),
     (["strategy.kind=model_parallel", "strategy.batch_dim_name=rows"],
@@ -204,21 +166,11 @@ BAD = [
     # Flags stand only at an expression's start, and Keras is given the end of a path.
     (["strategy.kind=model_parallel", "strategy.layout={'(?i)D1/kernel': [null, model]}"],
      ["strategy.layout has the rule '(?i)D1/kernel'", "not a regular expression"]),
-    (["strategy.kind=model_parallel", "strategy.layout={d1/kernel: [model, model]}"],
-     ["strategy.layout has the rule 'd1/kernel'", "gives one axis to two dimensions: ['model', 'model']"]),
     (["strategy.kind=model_parallel", "strategy.layout={d1/kernel: [null, width]}"],
      ["strategy.layout has the rule 'd1/kernel'", "'width'", "give null", "batch, model"]),
     (["strategy.kind=model_parallel", "strategy.layout={a: [x-y]}"], ["strategy.layout = {'a': ['x-y']}", "pattern"]),
-    (["strategy.kind=model_parallel", "strategy.layout={d1/kernel: model}"], ["strategy.layout", "valid list"]),
-    (["strategy.kind=model_parallel", "strategy.unmatched_rules=ignore"],
-     ["strategy.unmatched_rules = 'ignore'", "'refuse' or 'warn'"]),
     # how it is trained
-    (["train.loop=both"], ["train.loop = 'both'", "'fit' or 'custom'"]),
     (["train.loss=hinge"], ["train.loss = 'hinge'", "'auto', 'sparse_categorical_crossentropy'"]),
-    (["train.steps_per_epoch=0"], ["train.steps_per_epoch = 0", "greater than 0", "Null is one pass"]),
-    (["train.gradient_accumulation_steps=0"], ["train.gradient_accumulation_steps = 0", "1 is off"]),
-    (["train.profile_steps=[20, 10]"], ["train.profile_steps = [20, 10]", "the first step comes after the last"]),
-    (["train.profile_steps=[10]"], ["train.profile_steps = [10]", "at least 2", "[10, 20]"]),
     # not settings at all
     (["train.epochs"], ["--set train.epochs", "section.key=value"]),
     (["=3"], ["--set =3", "section.key=value"]),
@@ -240,7 +192,6 @@ ASK = {
     "train.jit_compile": "train.jit_compile=true",
     "train.gradient_accumulation_steps": "train.gradient_accumulation_steps=2",
     "train.deterministic": "train.deterministic=true",
-    "train.profile_steps": "train.profile_steps=[1, 2]",
 } | {feature: feature for feature in config.FEATURES if "=" in feature}
 
 
@@ -255,11 +206,13 @@ def test_a_feature_is_refused_where_it_does_not_work_and_nowhere_else(kind, feat
         assert f"strategy.kind={kind}" in message
         assert section.refuses[feature] in message
     else:
-        asked = config.FEATURES[feature].asked
-        without = f"{feature.partition('=')[0]}={config.FEATURES[feature].without}"
-        assert asked(config.load(None, overrides, ROOT))
-        assert not asked(config.load(None, overrides[:-1], ROOT))
-        assert not asked(config.load(None, [*overrides[:-1], without], ROOT))
+        without = f"{feature.partition('=')[0]}={yaml.safe_dump(config.FEATURES[feature])}"
+        for given, asked in (
+            (overrides, True),
+            (overrides[:-1], False),
+            ([*overrides[:-1], without.removesuffix("...\n")], False),
+        ):
+            assert asks_for(feature, config.load(None, given, ROOT).flat()) is asked
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_STRATEGY)
@@ -292,21 +245,19 @@ def test_a_recipe_that_is_not_text(root):
     assert "binary.yaml: cannot be read" in message_of([], "binary", root)
 
 
-@pytest.mark.parametrize("place", ["params.yaml", "recipes/odd.yaml", "odd.yaml", "data/odd/params.yaml"])
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
-def test_what_is_no_file_is_refused_and_not_waited_for(root, monkeypatch, place, make):
-    for folder in (".dvc", "data/odd"):
-        (root / folder).mkdir(parents=True)
-    (root / place).unlink(missing_ok=True)
-    make(root / place)
+def test_each_recipe_overrides_those_before_it(root, monkeypatch):
+    write_recipe(root, "train: {epochs: 1, seed: 5}\n", "first")
+    write_recipe(root, "train: {epochs: 2}\nschedule: {kind: constant}\n", "second")
+    found = config.load(["first", "second"], ["train.steps_per_epoch=9"], root)
+    assert (found.train.epochs, found.train.seed, found.schedule.kind) == (2, 5, "constant")
+    assert config.load(["second", "first"], (), root).train.epochs == 1
+    assert config.load([], (), root) == config.load(None, (), root)
+    (root / ".dvc").mkdir()
     monkeypatch.chdir(root)
-    read = {
-        "data/odd/params.yaml": lambda: config.read_description(root / "data" / "odd"),
-        "recipes/odd.yaml": lambda: config.load("odd"),
-        "odd.yaml": lambda: config.load("odd.yaml"),
-    }
-    with pytest.raises(UserError, match=f"{place}.*(pipe|device).*no file"):
-        read.get(place, config.load)()
+    sources = config.sources_of(["first", "second"], ["train.steps_per_epoch=9"], None)
+    assert [sources[f"train.{key}"] for key in ("seed", "epochs", "steps_per_epoch")] == [
+        "recipe first", "recipe second", "--set",
+    ]  # fmt: skip
 
 
 def test_an_unknown_recipe_names_the_nearest(root):
@@ -316,9 +267,10 @@ def test_an_unknown_recipe_names_the_nearest(root):
     assert "unknown recipe 'mnits': did you mean 'mnist'? Allowed: cifar10, mnist" in message
     gone = str(root / "gone.yaml")
     assert f"unknown recipe '{gone}'" in message_of([], gone, root)
+    assert message_of([], "digits", root).endswith("To choose a dataset, pass --set dataset.name=digits")
 
 
-@pytest.mark.parametrize("key", ["train.epochs", "dataset.name", "schedule.learning_rate", "tracking"])
+@pytest.mark.parametrize("key", ["train.epochs", "dataset.name", "schedule.learning_rate", "strategy.kind", "tracking"])
 def test_a_key_that_params_yaml_lacks_is_named(root, key):
     section, _, name = key.partition(".")
     values = yaml.safe_load((root / "params.yaml").read_text())
@@ -336,52 +288,32 @@ def test_a_key_of_params_yaml_that_is_written_wrong_is_named(root):
     assert message_of([], root=root).startswith("unknown key 'train.epochz': did you mean 'train.epochs'?")
 
 
-def test_a_section_without_its_kind(root):
-    write_params(root)
-    values = yaml.safe_load((root / "params.yaml").read_text())
-    del values["strategy"]["kind"]
-    (root / "params.yaml").write_text(yaml.safe_dump(values))
-    message = message_of([], root=root)
-    assert "strategy.kind is missing" in message
-    assert "mirrored" in message
-
-
 def test_no_params_yaml(tmp_path):
     assert "params.yaml: cannot be read" in message_of([], root=tmp_path)
 
 
-# What once crashed, or printed megabytes.
-HOSTILE = [
-    ("model: {options: !!int abc}\n", "line 1, column 18: the tag tag:yaml.org,2002:int"),
-    ("model: {options: !!python/name:os.system x}\n", "the tag tag:yaml.org,2002:python/name:os.system is not allowed"),
-    ("model: {options: &a {b: *a}}\n", "line 1, column 25: *a repeats the value of an anchor: write the value"),
-    ("train: {epochs: " + "9" * 5000 + "}\n", "Exceeds the limit"),
+# Text that PyYAML misreads silently, or whose error would fill pages.
+ODD = [
+    (
+        "model: {options: !!python/name:os.system x}\n",
+        "line 1, column 18: could not determine a constructor for the tag",
+    ),
+    ("model: {options: &a {b: *a}}\n", "line 1, column 25: *a refers to an anchor: write out its value"),
     ("train: {epochs: 1}\n# " + "x" * 1_000_000, "at most 1,000,000"),
-    ("train:\n  epochs: 1\n  seed: 2\n  epochs: 3\n", "line 4, column 3: the key 'epochs' is given once more"),
-    ("train:\n  epochs: 1\nmodel: {}\ntrain: {}\n", "line 4, column 1: the key 'train' is given once more"),
-    ('model: {options: {a: "\\ud800"}}\n', "invalid Unicode character escape code"),
+    ("train:\n  epochs: 1\n  seed: 2\n  epochs: 3\n", "line 4, column 3: the key 'epochs' appears twice"),
+    ("train:\n  epochs: 1\nmodel: {}\ntrain: {}\n", "line 4, column 1: the key 'train' appears twice"),
     ("model: {options: {a: .nan}}\n", "not finite"),
     ("train: {epochs: 2001-01-01}\n", "train.epochs = '2001-01-01'"),
     (f"train: {{epochs: {'x' * 9000}}}\n", "train.epochs = 'xxx"),
-    (f"train: {{{'x' * 900}: 1}}\n", "unknown key 'train.xxx"),
     (f"{'x' * 900}: 1\n", "unknown section 'xxx"),
-    (f"dataset: {{name: {'x' * 9000}}}\n", "dataset.name = 'xxx"),
-    (f"strategy: {{kind: {'x' * 9000}}}\n", "unknown strategy.kind 'xxx"),
-    (f"model: {{name: {'x' * 200}}}\n", "unknown model.name 'xxx"),
-    ("strategy: {kind: model_parallel, layout: {'" + "(" * 240 + "': [null]}}\n", "not a regular expression"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("text", "said"), HOSTILE, ids=[text[:30] for text, _ in HOSTILE])
-def test_hostile_yaml_gives_one_short_message(root, text, said):
+@pytest.mark.parametrize(("text", "said"), ODD, ids=[text[:30] for text, _ in ODD])
+def test_odd_yaml_gives_one_short_message(root, text, said):
     message = message_of([], write_recipe(root, text), root)
     assert said in message
     assert len(message) <= 1000
-
-
-def test_a_recipe_of_an_impossible_name():
-    for name in ("x" * 5000 + ".yaml", "a\0b.yaml", "x" * 100_000):
-        assert len(message_of([], name)) <= 1000
 
 
 # Each row: what was accepted, and killed a run later, or the machine.
@@ -394,8 +326,7 @@ TOO_MUCH = [
     "dataset.image_size=[1, 1000000]", "schedule.warmup_epochs=1.0e+308", "schedule.learning_rate=1.0e+39",
     "schedule={kind: piecewise, boundaries_epochs: [], learning_rates: [0.1]}",
     "strategy={kind: mirrored, devices: 1000000}", "strategy={kind: multi_worker, workers: 1000000}",
-    "strategy={kind: multi_worker, heartbeat_timeout_seconds: 1.0e+308}",
-    "strategy={kind: model_parallel, mesh_shape: [4096, 4096]}", "register.alias=" + "a" * 300,
+    "strategy={kind: multi_worker, heartbeat_timeout_seconds: 1.0e+308}", "register.alias=" + "a" * 300,
 ]  # fmt: skip
 
 
@@ -506,8 +437,8 @@ NO_RESULT = {
     "register.metric", "register.min_improvement", "register.minimum", "register.model_name",
     "strategy.communication", "strategy.cpus", "strategy.heartbeat_timeout_seconds", "strategy.launcher",
     "strategy.max_restarts", "strategy.min_workers",
-    "tracking.experiment", "tracking.system_metrics", "train.jit_compile", "train.loop",
-    "train.profile_steps", "train.steps_per_execution", "train.tensorboard", "train.traced_steps",
+    "tracking.experiment", "tracking.metric_names", "tracking.system_metrics", "train.jit_compile", "train.loop",
+    "train.steps_per_execution", "train.tensorboard", "train.traced_steps",
 }  # fmt: skip
 
 
@@ -527,16 +458,6 @@ def test_workers_must_agree_on_more_than_the_result():
     assert fit.digest("result", "speed") != custom.digest("result", "speed")
     alone = config.load(None, ["register.enabled=false"], ROOT)
     assert fit.digest("result", "speed") == alone.digest("result", "speed")
-
-
-def test_the_rules_of_a_layout_are_one_value():
-    # A path has no dots, but a regular expression has.
-    rules = {".*d1/kernel": [None, "model"], "d2/output": ["batch", None]}
-    settings = config.load(None, {"strategy.kind": "model_parallel", "strategy.layout": rules}, ROOT)
-    assert settings.strategy.layout == rules
-    assert settings.flat()["strategy.layout"] == rules
-    again = config.load(None, [f"{key}={yaml.safe_dump(value)}" for key, value in settings.flat().items()], ROOT)
-    assert again == settings
 
 
 def test_the_floors_are_one_value():
@@ -582,16 +503,20 @@ def test_a_deployment_refuses_what_is_out_of_bounds():
     ):
         assert errors_of(good) == []
     for bad, said in (
-        ({"train.epochs": 0}, "$.overrides['train.epochs']"),
-        ({"train.epohcs": 3}, "'train.epohcs'"),
-        ({"train": {"epohcs": 3}}, "'epohcs' was unexpected"),
-        ({"train": {"epochs": 0}}, "0 is less than or equal to the minimum of 0"),
-        ({"strategy": {"kind": "mirored"}}, "'mirored' is not one of ['one_device', 'mirrored'"),
-        ({"strategy.kind": "mirored"}, "$.overrides['strategy.kind']"),
-        ({"train": {"per_replica_batch_size": -1}}, "-1 is less"),
+        ({"common": {"train.epochs": 0}}, "0 is less than or equal to the minimum of 0"),
+        ({"common": {"strategy.kind": "mirored"}}, "'mirored' is not one of ['one_device', 'mirrored'"),
+        ({"train": {"gradient_accumulation_steps": 0}}, "0 is less than"),
     ):
         (error,) = errors_of(bad)
         assert said in error
+
+
+def test_a_key_that_does_not_exist_is_answered_with_the_one_that_was_meant():
+    """By the run: Prefect's server would answer with the patterns of all keys."""
+    for given in ({"train.epohcs": 3}, {"train": {"epohcs": 3}}):
+        assert errors_of(given) == []
+        with pytest.raises(UserError, match=r"unknown key 'train.epohcs': did you mean 'train.epochs'"):
+            config.load(None, config.Overrides.model_validate(given).given(), ROOT)
 
 
 def test_what_the_form_leaves_open_is_not_given():
@@ -600,14 +525,18 @@ def test_what_the_form_leaves_open_is_not_given():
     def nothing(properties):
         return {k: nothing(v["properties"]) if "properties" in v else None for k, v in properties.items()}
 
-    sent = nothing(config.Overrides.model_json_schema()["properties"])
-    shown = {f"{section}.{key}" for section, keys in sent.items() for key in keys}
-    assert shown >= {key for key in config.load(root=ROOT).flat() if key.count(".") == 1}
-    sent["train"] |= {"epochs": 2, "deterministic": "true"}
+    form = config.Overrides.model_json_schema()["properties"]
+    common, sections = nothing(form.pop("common")["properties"]), nothing(form)
+    shown = {f"{section}.{key}" for section, keys in sections.items() for key in keys}
+    assert len(common) == 10
+    assert shown.isdisjoint(common)
+    assert shown.union(common) >= {key for key in config.load(root=ROOT).flat() if key.count(".") == 1}
+    sent = {"common": common | {"train.epochs": 2}, **sections}
+    sent["train"] |= {"deterministic": "true"}
     sent["train"]["early_stopping"]["patience_epochs"] = 1
     assert errors_of(sent) == []
     given = config.Overrides.model_validate(sent).given()
-    assert given == {"train": {"epochs": 2, "deterministic": True, "early_stopping": {"patience_epochs": 1}}}
+    assert given == {"train.epochs": 2, "train": {"deterministic": True, "early_stopping": {"patience_epochs": 1}}}
     assert config.load(None, given, ROOT).train.early_stopping.monitor == "validation/loss"
     # Where null is meant, the key is written out.
     dotted = {"train.early_stopping": None, "input": {"validation": None}, "checkpoint.monitor": "train/loss"}
@@ -623,7 +552,9 @@ def test_the_form_explains_each_setting():
             else:
                 yield f"{prefix}{name}", shown
 
-    form = dict(found(config.Overrides.model_json_schema()["properties"]))
+    shown = config.Overrides.model_json_schema()["properties"]
+    common = shown.pop("common")["properties"]
+    form = common | dict(found(shown))
     assert "params.yaml: 15." in form["train.epochs"]["description"]
     assert form["dataset.name"]["description"].startswith("A TFDS dataset of images, texts or numbers")
     assert (
@@ -631,7 +562,7 @@ def test_the_form_explains_each_setting():
     )
     assert [one["title"] for one in form["input.validation"]["anyOf"]] == ["text", "fraction", "number", "not given"]
     for key, shown in form.items():
-        assert shown["title"] == key.rpartition(".")[2]
+        assert shown["title"] == (key if key in common else key.rpartition(".")[2])
         assert not re.search(r"(?<!\\)<", shown["description"]), "Markdown would leave out what looks like a tag"
         assert shown.get("type") != "boolean", f"{key}: the form sends false for a box that nobody ticked"
     assert set(config.recipes(ROOT)) == set(config.recipe_schema()["anyOf"][0]["enum"])

@@ -57,6 +57,16 @@ def test_what_is_coloured_is_learnt_at_a_lower_rate(channels, rate):
 
 
 @pytest.mark.parametrize(
+    ("task", "num_examples", "rate"),
+    [("regression", 999, 0.0005), ("regression", 1000, 0.002), ("classification", 999, 0.002)],
+)
+def test_a_small_regression_has_a_lower_learning_rate(task, num_examples, rate):
+    chosen = choose(manifest({"number": NUMBER}, num_examples, {"task": task, "num_outputs": 2}))[0]
+    assert chosen.values["schedule.learning_rate"] == rate
+    assert ("few rows" in chosen.reason) == (rate == 0.0005)
+
+
+@pytest.mark.parametrize(
     ("num_examples", "batch_size", "epochs"),
     [(5, 5, 40), (300, 8, 32), (1437, 32, 27), (60_000, 128, 10), (10**7, 128, 10)],
 )
@@ -108,6 +118,16 @@ def test_what_is_given_comes_before_what_is_chosen(load):
     assert own.model.options == {"units": [7]}
     assert (own.train.per_replica_batch_size, own.train.global_batch_size) == (None, 50)
     assert load("model.name=wide_deep")[0].model.options == {}
+
+
+@pytest.mark.parametrize("schedule", ["kind: piecewise", "kind: my_parts:Steps"])
+def test_a_schedule_without_one_learning_rate_is_given_none(load, project, schedule):
+    params = project / "params.yaml"
+    text, rest = params.read_text().split("schedule:\n")
+    rest = rest[rest.index("strategy:") :]
+    params.write_text(f"{text}schedule: {{{schedule}}}\n{rest}")
+    settings, _ = load()
+    assert (f"kind: {settings.schedule.kind}", settings.model.name) == (schedule, "mixed")
 
 
 def test_what_was_given_otherwise_than_chosen_is_known(load):

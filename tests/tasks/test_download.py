@@ -3,13 +3,9 @@ import gzip
 import hashlib
 import http.server
 import io
-import json
 import os
 import shutil
-import signal
 import stat
-import subprocess
-import sys
 import tarfile
 import threading
 import time
@@ -18,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import requests
 import tensorflow as tf
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import example_serializer
@@ -26,17 +21,12 @@ from tensorflow_datasets.core.download import checksums, extractor, resource
 from tensorflow_datasets.core.features import TensorInfo
 
 from tasks import config, records
-from tasks.download import _names, download, refuse_early
-from tasks.system import machine
+from tasks.download import download
 from tasks.system.errors import StratagemError, UserError
-
-CHECKOUT = Path(__file__).parents[2]
-
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), np.uint8)
 ARCHIVE = gzip.compress(PIXELS.tobytes(), mtime=0)
 DAMAGED = gzip.compress((255 - PIXELS).tobytes(), mtime=0)  # A valid archive with other images in it.
-ALPHABETS = {"bangla": ARCHIVE, "telugu": DAMAGED}
 
 
 class TinyImages(tfds.core.GeneratorBasedBuilder):
@@ -60,20 +50,6 @@ class TinyImages(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(self, path):
         for i, image in enumerate(np.frombuffer(Path(path).read_bytes(), np.uint8).reshape(-1, 4, 5, 3)):
             yield i, {"image": image, "label": i % 2}
-
-
-class Alphabets(TinyImages):
-    """One archive a configuration, and both have the same last part of their URL."""
-
-    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=name, version="1.0.0") for name in ALPHABETS]
-    url_infos = {
-        f"http://127.0.0.1:1/{name}/tiny.gz": checksums.UrlInfo(len(a), hashlib.sha256(a).hexdigest(), "tiny.gz")
-        for name, a in ALPHABETS.items()
-    }
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:1/{self.builder_config.name}/tiny.gz"
 
 
 @pytest.fixture
@@ -159,42 +135,17 @@ def test_downloads_verifies_and_describes(root, server):
     asked = len(server.asked)
     assert download(dataset()) == manifest
     assert len(server.asked) == asked
-    assert sorted(p.name for p in (root / "data/tiny_images").iterdir()) == [".download.lock", "raw"]
+    assert sorted(p.name for p in (root / "data/tiny_images").iterdir()) == ["raw"]
 
 
 def test_brought_archives_are_used_and_nothing_is_fetched(root, server, tmp_path):
-    # The last part of the URL, or the last two where one is not enough; the folder may be relative to the project.
-    for i, path in enumerate(["tiny.gz", "files/tiny.gz"]):
-        brought = tmp_path / f"brought{i}" / "tiny_images" / path
-        brought.parent.mkdir(parents=True)
-        brought.write_bytes(ARCHIVE)
-        manifest = download(dataset(downloads=os.path.relpath(tmp_path / f"brought{i}", root)))
-        assert manifest.sources[0].url == server.url
-        assert cached_archive(root).read_bytes() == ARCHIVE
-        shutil.rmtree(root / "data")
+    brought = tmp_path / "brought" / "tiny_images" / "tiny.gz"
+    brought.parent.mkdir(parents=True)
+    brought.write_bytes(ARCHIVE)
+    manifest = download(dataset(downloads=os.path.relpath(tmp_path / "brought", root)))  # Relative to the project.
+    assert manifest.sources[0].url == server.url
+    assert manifest.num_examples == {"train": 6}
     assert server.asked == []
-
-
-def test_configurations_whose_archives_have_one_name(root, tmp_path):
-    brought = tmp_path / "brought"
-    for name, archive in ALPHABETS.items():
-        chosen = dataset(f"alphabets/{name}", downloads=brought)
-        place = brought / "alphabets" / name / "tiny.gz"
-        refuse_early(chosen)
-        assert "missing archives (1), and 127.0.0.1:1 cannot be reached" in (message := message_of(chosen))
-        assert message.endswith(f"and bring http://127.0.0.1:1/{name}/tiny.gz as {place}")
-        place.parent.mkdir(parents=True)
-        place.write_bytes(archive)
-        manifest = download(chosen)
-        assert (manifest.name, manifest.folder) == (f"alphabets.{name}", f"data/alphabets.{name}/raw")
-        assert [path.name for path in (root / manifest.folder / "alphabets").glob("[!.]*")] == [name]
-    assert not (root / "data/alphabets").exists()
-
-
-def test_every_archive_of_a_stock_dataset_has_a_name_of_its_own():
-    for name in ("cmaterdb", "mnist", "quickdraw_bitmap"):
-        first = [names[0] for names in _names(tfds.builder_cls(name).url_infos).values()]
-        assert len(set(first)) == len(first), name
 
 
 @pytest.mark.parametrize("damaged", [DAMAGED, ARCHIVE[:-1], b""], ids=["other content", "one byte short", "empty"])
@@ -203,39 +154,24 @@ def test_damaged_brought_archive_is_named(root, server, tmp_path, damaged):
     brought.parent.mkdir(parents=True)
     brought.write_bytes(damaged)
     message = message_of(dataset(downloads=tmp_path / "brought"))
-    assert f"{brought}: damaged archive of {server.url}" in message
-    assert list(files_below(root / "data")) == ["tiny_images/.download.lock"]
+    assert f"{server.url}, downloaded to {brought}, has wrong checksum" in message
+    assert not files_below(root / "data")
     assert brought.read_bytes() == damaged
 
 
 @pytest.mark.parametrize("damaged", [DAMAGED, ARCHIVE[:-1]], ids=["other content", "one byte short"])
-@pytest.mark.parametrize("place", ["current", "no dataset", "no checksum"])
-def test_damaged_cached_archive_is_named_and_moved_aside(root, server, damaged, place):
+def test_damaged_cached_archive_is_moved_aside_and_fetched_again(root, server, damaged, capsys):
     download(dataset())
     cached = cached_archive(root)
-    # Where TFDS keeps an archive, and where older versions of it did and this one still looks.
-    moved = {
-        "current": cached,
-        "no dataset": cached.parents[1] / cached.name,
-        "no checksum": cached.with_name(resource.get_dl_fname(server.url)),
-    }[place]
-    cached.rename(moved)
-    resource.get_info_path(cached).rename(resource.get_info_path(moved))
-    moved.write_bytes(damaged)
+    cached.write_bytes(damaged)
     shutil.rmtree(root / "data/tiny_images/raw/tiny_images")
-    asked = len(server.asked)
-
-    message = message_of(dataset())
-    assert f"{moved.relative_to(root)}: damaged archive of {server.url}" in message
-    aside = root / "data/tiny_images" / f"{moved.name}.bad"
-    assert str(aside.relative_to(root)) in message
+    assert download(dataset()).num_examples == {"train": 6}
+    assert cached.read_bytes() == ARCHIVE
+    aside = root / "data/tiny_images" / f"{cached.name}.bad"
     assert aside.read_bytes() == damaged
-    assert not moved.exists()
-    assert not (root / "data/tiny_images/raw/tiny_images").exists()
-    assert len(server.asked) == asked
-
-    assert download(dataset()).num_examples == {"train": 6}  # The next run fetches a whole one.
-    assert cached_archive(root).read_bytes() == ARCHIVE
+    said = capsys.readouterr().err
+    assert f"damaged archive of {server.url} (" in said
+    assert f"it is now {aside.relative_to(root)}, and is downloaded again" in said
 
 
 def test_wrong_content_from_the_server_is_refused(root, server):
@@ -255,7 +191,7 @@ def test_archive_without_a_registered_checksum_is_refused(root, server, monkeypa
 
 
 def test_no_network_is_one_message(root, monkeypatch):
-    host = f"127.0.0.1:{machine.free_ports(1)[0]}"
+    host = "127.0.0.1:9"
     register(monkeypatch, f"http://{host}/files/tiny.gz")
     message = message_of(dataset())
     assert "dataset tiny_images" in message
@@ -263,7 +199,7 @@ def test_no_network_is_one_message(root, monkeypatch):
     assert "--set dataset.downloads=FOLDER and bring " in message
     assert f"http://{host}/files/tiny.gz as FOLDER/tiny_images/tiny.gz" in message
     assert "as brought/tiny_images/tiny.gz" in message_of(dataset(downloads="brought"))
-    assert list(files_below(root / "data")) == ["tiny_images/.download.lock"]
+    assert not files_below(root / "data")
 
 
 def test_server_without_the_archive_is_named(root, server):
@@ -271,21 +207,6 @@ def test_server_without_the_archive_is_named(root, server):
     message = message_of(dataset())
     assert "HTTP status 404" in message
     assert server.url in message
-
-
-@pytest.mark.slow
-def test_name_that_nobody_answers_for_is_given_up(root, monkeypatch):
-    # The look-up of a name has no time-out of its own.
-    register(monkeypatch, "http://archives.invalid/tiny.gz")
-    end = threading.Event()
-
-    def get(*args, **options):
-        end.wait()
-        raise requests.ConnectionError
-
-    monkeypatch.setattr(requests, "get", get)
-    assert "no answer within 4 seconds" in message_of(dataset())
-    end.set()
 
 
 def test_proxy_of_the_environment_is_asked(root, server, monkeypatch):
@@ -299,7 +220,7 @@ def test_proxy_of_the_environment_is_asked(root, server, monkeypatch):
 
 def test_download_that_breaks_off_may_be_tried_again(root, server):
     server.sends = 10  # Of the archive, when the connection is closed.
-    assert "broke off" in message_of(dataset(), StratagemError)
+    assert "was interrupted" in message_of(dataset(), StratagemError)
     server.sends = None
     assert not (root / "data/tiny_images/raw/manifest.json").exists()
     assert download(dataset()).num_examples == {"train": 6}
@@ -310,7 +231,7 @@ def test_download_that_breaks_off_may_be_tried_again(root, server):
     ("values", "expected"),
     [
         ({"name": "mnits"}, "did you mean 'mnist'?"),
-        ({"name": "mnist", "version": "9.9.9"}, "Allowed: 3.0.1"),
+        ({"name": "mnist", "version": "9.9.9"}, "at version 9.9.9, only: 3.0.1"),
         ({"name": "div2k"}, "cannot be trained on"),
     ],
 )
@@ -331,33 +252,27 @@ def test_folder_that_cannot_be_written(root):
     assert "data/digits: cannot be written" in message_of(dataset("digits"))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write into every folder")
-def test_read_only_folder(root):
-    (root / "data" / "digits").mkdir(parents=True)
-    (root / "data" / "digits").chmod(0o555)
-    try:
-        assert "data/digits: cannot be written" in message_of(dataset("digits"))
-        assert not any((root / "data" / "digits").iterdir())
-    finally:
-        (root / "data" / "digits").chmod(0o755)
-
-
-@pytest.mark.in_ci(0)
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_damaged_shard_is_made_again(root, damage):
+def test_damaged_shard_is_made_again(root):
     manifest = download(dataset("digits"))
     whole = files_below(root / "data/digits/raw")
     shard = next((root / "data/digits/raw/digits").rglob("*train.tfrecord*"))
     content = shard.read_bytes()
-    if damage == "remove":
-        shard.unlink()
-    else:
-        half = len(content) // 2
-        rest = bytes([content[half] ^ 1]) + content[half + 1 :] if damage == "flip" else b""
-        shard.write_bytes(content[:half] + rest)
+    half = len(content) // 2
+    shard.write_bytes(content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :])
     assert download(dataset("digits")) == manifest
     # Also: made twice, the same bytes.
     assert files_below(root / "data/digits/raw") == whole
+
+
+def test_a_damaged_description_is_named_with_its_fix(root):
+    manifest = download(dataset("digits"))
+    described = next((root / "data/digits/raw/digits").rglob("dataset_info.json"))
+    described.write_text("{half")
+    assert message_of(dataset("digits")) == (
+        f"{described} is damaged. Remove it, and TFDS makes it again: rm {described}"
+    )
+    described.unlink()
+    assert download(dataset("digits")) == manifest
 
 
 def test_another_version_takes_the_place_of_the_old(root, server, monkeypatch):
@@ -393,47 +308,6 @@ def test_nothing_in_raw_says_where_or_when(root):
     for name, content in files_below(root / "data/digits/raw").items():
         assert str(root).encode() not in content, name
         assert time.strftime("%Y-%m").encode() not in content, name
-
-
-def start(root):
-    code = """
-from tasks import config, download
-digits = config.Dataset(name="digits", builder=None, version=None, image_size=None, downloads=None)
-print(download.download(digits).model_dump_json())
-"""
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", code], cwd=root, env=environment, **pipes)
-
-
-@pytest.mark.slow
-def test_two_downloads_at_once(root):
-    processes = [start(root), start(root)]
-    outputs = [process.communicate(timeout=1200) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    first, second = (json.loads(out) for out, _ in outputs)  # Nothing else went to standard output.
-    assert first == second
-    assert sorted(p.name for p in (root / "data/digits").iterdir()) == [".download.lock", "raw"]
-
-
-@pytest.mark.slow
-def test_killed_download_leaves_nothing_usable_and_the_next_cleans_up(root):
-    process = start(root)
-    # TFDS has begun to write.
-    while not list((root / "data").glob("digits/.scratch.*/digits/incomplete.*")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert list((root / "data/digits").glob(".scratch.*"))
-    assert not (root / "data/digits/raw").exists() or not files_below(root / "data/digits/raw")
-
-    broken_off = root / "data/digits/raw/downloads/digits/archive.tmp.0123"  # as TFDS names a download in progress
-    broken_off.mkdir(parents=True)
-    (broken_off / "half").write_text("half")
-    assert download(dataset("digits")).num_examples == {"test": 360, "train": 1437}
-    assert sorted(p.name for p in (root / "data/digits").iterdir()) == [".download.lock", "raw"]
-    assert sorted(p.name for p in (root / "data/digits/raw").iterdir()) == ["digits", "manifest.json"]
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])

@@ -14,22 +14,6 @@ from tasks.system.errors import (
 )
 
 
-@pytest.mark.parametrize(
-    ("error", "exit_code"),
-    [
-        (StratagemError("the run failed"), 1),
-        (UserError("a mistake"), 2),
-        (Interrupted("Ctrl-C"), 130),
-        (Interrupted("SIGTERM", 143), 143),
-        (Preempted("start again"), 75),
-    ],
-)
-def test_exit_codes(error, exit_code):
-    assert isinstance(error, StratagemError)
-    assert error.exit_code == exit_code
-    assert StratagemError.exit_code == 1, "one error's exit code must not become the family's"
-
-
 def test_what_a_terminal_obeys_is_written_out():
     odd, shown = "\x1b[31mr\u202eed\n\u200f\x9b\ud800", r"\x1b[31mr\u202eed\n\u200f\x9b\ud800"
     assert printable(odd) == shown
@@ -65,14 +49,14 @@ def test_an_error_travels_between_processes_as_what_it_is(error, expected):
     ("value", "allowed", "message"),
     [
         ("mnits", ["mnist", "cifar10"], "unknown recipe 'mnits': did you mean 'mnist'? Allowed: cifar10, mnist"),
-        ("svhn", ["mnist", "cifar10"], "unknown recipe 'svhn': Allowed: cifar10, mnist"),
+        ("svhn", ["mnist", "cifar10"], "unknown recipe 'svhn'. Allowed: cifar10, mnist"),
         (
             "cifar",
             iter(["cifar100", "cifar10"]),
             "unknown recipe 'cifar': did you mean 'cifar10'? Allowed: cifar10, cifar100",
         ),
-        (3, ["mnist"], "unknown recipe '3': Allowed: mnist"),
-        (None, ["mnist"], "unknown recipe 'None': Allowed: mnist"),
+        (3, ["mnist"], "unknown recipe '3'. Allowed: mnist"),
+        (None, ["mnist"], "unknown recipe 'None'. Allowed: mnist"),
     ],
 )
 def test_an_unknown_name_gets_the_nearest_and_all(value, allowed, message):

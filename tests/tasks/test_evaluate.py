@@ -42,11 +42,9 @@ def predict(prepared, model, split="test"):
     return labels, np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
 
 
-@pytest.mark.in_ci(0)
-@pytest.mark.parametrize("batch_size", [1000, 7])
-def test_metrics_are_those_of_scikit_learn(tiny, train, batch_size):
+def test_metrics_are_those_of_scikit_learn(tiny, train):
     training = train(tiny, "train.epochs=1")
-    result = evaluate(load(f"evaluate.global_batch_size={batch_size}"), tiny, training)
+    result = evaluate(load("evaluate.global_batch_size=7"), tiny, training)
     labels, shares = predict(tiny, training.final_model)
     top = {k: top_k_accuracy_score(labels, shares, k=k, labels=range(10)) for k in (4, 5, 6)}
     assert top[4] < top[5] < top[6], "else these data would not tell them apart"
@@ -169,14 +167,12 @@ def few(make_dataset):
     return few
 
 
-@pytest.mark.in_ci(2)
-@pytest.mark.parametrize(("num_classes", "has_top_5"), [(2, False), (5, False), (6, True)])
-def test_top_5_where_there_are_more_than_5_classes(few, train, num_classes, has_top_5):
-    prepared = few(num_classes)
+def test_top_5_where_there_are_more_than_5_classes(few, train):
+    prepared = few(6)
     result = evaluate(load(), prepared, train(prepared))
-    assert ("test/top_5_accuracy" in result.metrics) == has_top_5
-    assert np.shape(result.confusion_matrix) == (num_classes, num_classes)
-    assert [one.support for one in result.classes] == [60 // num_classes * (i != 2) for i in range(num_classes)]
+    assert "test/top_5_accuracy" in result.metrics
+    assert np.shape(result.confusion_matrix) == (6, 6)
+    assert [one.support for one in result.classes] == [10 * (i != 2) for i in range(6)]
     # A class without examples, or that is never predicted, has zeros and no warning.
     assert all(np.isfinite([one.precision, one.recall, one.f1]).all() for one in result.classes)
 
@@ -235,7 +231,7 @@ def test_latest_best_or_a_number_by_a_metric_of_ones_own(tiny, train, project):
     # What the message says can be typed: `evaluate` takes a run by --run.
     (arrays,) = Path(f"mlruns/runs/first/checkpoints/{2 * steps}").glob("*.npz")
     arrays.write_bytes(arrays.read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"`stratagem evaluate --run first --set evaluate.checkpoint=best`, or a step"):
+    with pytest.raises(UserError, match=r"`stratagem evaluate first --set evaluate.checkpoint=best`, or a step"):
         evaluate(load(f"evaluate.checkpoint={2 * steps}"), tiny, training)
     # Another file took the place of the one that the training was checked with.
     labels = Path(tiny.splits["test"].labels)
@@ -257,49 +253,25 @@ def test_the_model_is_a_fresh_one_of_the_checkpoint_alone(tiny, train):
     # Neither the exported models nor the optimizer that it was trained with are looked at.
     shutil.rmtree(Path(training.final_model).parent)
     assert evaluate(load("optimizer.kind=sgd"), tiny, training) == expected
-    with pytest.raises(UserError, match=r"is of another model or optimizer: model/0000"):
+    with pytest.raises(UserError, match=r"belongs to a different model or optimizer: "):
         evaluate(load("model.options={units: [17]}"), tiny, training)
 
 
-@pytest.mark.exhaustive
-def test_the_precision_is_that_of_the_run(tiny, train):
-    """In one process after the other: a precision that is left behind would be the next evaluation's."""
-    options = {precision: f"train.dtype_policy={precision}" for precision in ("float64", "float32")}
-    trained = {precision: train(tiny, option, run_id=precision) for precision, option in options.items()}
-    found = {precision: evaluate(load(option), tiny, trained[precision]) for precision, option in options.items()}
-    for precision, tolerance in (("float64", 1e-12), ("float32", 1e-5)):
-        labels, shares = predict(tiny, trained[precision].final_model)
-        loss = log_loss(labels, shares, labels=range(10))
-        assert found[precision].metrics["test/loss"] == pytest.approx(loss, rel=tolerance, abs=0)
-    # The other precision's model of the same weights: the tolerance would see the difference.
-    half = evaluate(load(options["float32"]), tiny, trained["float64"]).metrics["test/loss"]
-    assert half != pytest.approx(found["float64"].metrics["test/loss"], rel=1e-12, abs=0)
-
-
 # Strategies that this process, or any machine of the tests, cannot have.
-ELSEWHERE = [
-    ("strategy={kind: mirrored, devices: ['gpu:7']}", "this machine has 0 GPUs"),
-    ("strategy={kind: data_parallel, devices: 8}", "keras.distribution does nothing on the tensorflow backend"),
-    ("strategy={kind: parameter_server}", "TF_CONFIG must describe a cluster"),
-]
-
-
-@pytest.mark.in_ci(0)
-@pytest.mark.parametrize(("strategy", "reason"), ELSEWHERE, ids=[strategy for strategy, _ in ELSEWHERE])
-def test_a_machine_without_the_runs_devices_evaluates_on_one(tiny, train, caplog, monkeypatch, strategy, reason):
+def test_a_machine_without_the_runs_devices_evaluates_on_one(tiny, train, caplog, monkeypatch):
+    strategy, reason = "strategy={kind: mirrored, devices: ['gpu:7']}", "this machine has 0 GPUs"
     monkeypatch.delenv("TF_CONFIG", raising=False)
     training = train(tiny)
     expected = evaluate(load(), tiny, training)
-    loop = "train.loop=custom" if "server" in strategy else "train.loop=fit"
     caplog.set_level("INFO", "tasks.evaluate")
-    found = evaluate(load(strategy, loop), tiny, training)
+    found = evaluate(load(strategy), tiny, training)
     assert (found.strategy, found.metrics) == ("one_device", expected.metrics)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "tasks.evaluate"]
-    assert line.startswith("evaluated on one device: ")
+    assert line.startswith("evaluating on one device: ")
     assert reason in line
     # Where one device is asked for, nobody looks for the others.
     caplog.clear()
-    assert evaluate(load(strategy, loop, "evaluate.strategy=one_device"), tiny, training) == found
+    assert evaluate(load(strategy, "evaluate.strategy=one_device"), tiny, training) == found
     assert [record for record in caplog.records if record.name == "tasks.evaluate"] == []  # TensorFlow may speak.
 
 

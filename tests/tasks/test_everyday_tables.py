@@ -8,7 +8,9 @@ import pytest
 
 from tasks import config
 from tasks import prepare as stage
+from tasks.data import tables
 from tasks.data.encoding import Encoder, cells
+from tasks.data.encoding.inputs import Reader, Wanted
 from tasks.data.kinds import table
 from tasks.system.errors import UserError
 
@@ -72,6 +74,7 @@ WRITTEN = [
     (["12.5-", "17", "3-"], [-12.5, 17, -3], ""),
     (["\u22125.5", "17.25", "+3"], [-5.5, 17.25, 3], ""),
     ([" 5.5", "17.25 ", "3"], [5.5, 17.25, 3], ""),
+    (["$ 1,200.50", "$ (3.25)", "$1.00"], [1200.5, -3.25, 1], "numbers with $"),
 ]
 
 
@@ -85,14 +88,14 @@ def test_numbers_are_read_as_people_write_them(texts, expected, said):
     np.testing.assert_allclose(served[:, 0], expected, err_msg="a served model reads them alike")
 
 
-@pytest.mark.parametrize("mark", ["#DIV/0!", "?", "-", "n.a.", "N/A", "#VALUE!", " "])
+@pytest.mark.parametrize("mark", ["#DIV/0!", "?", "-", "n.a.", "N/A", "#VALUE!", " ", "$ -", "unknown", "..", "\\N"])
 def test_what_stands_for_no_number_is_missing_and_counted(mark):
     texts = [mark if row % 4 == 1 else text for row, text in enumerate(PLAIN)]
     prepared, said = prepare(csv_of(own=texts), columns={"plain": "ignore"})
     mean = np.mean([float(text) for text in texts if text != mark])
     assert sum(split.num_missing.get("own", 0) for split in prepared.splits.values()) == 10
     assert abs(prepared.features["number"].columns[0].fill - mean) < 1
-    if mark in cells.NO_NUMBER:
+    if mark.strip() not in cells.MISSING_TEXTS:
         assert f"10 of 40 are '{mark}' and count as missing" in said
 
 
@@ -106,8 +109,13 @@ def test_a_price_is_a_regression():
 ASKED = [
     (
         ["1,234", "2,500", "17"],
-        "the comma in '1,234' of the column 'own' may stand before a fraction or between thousands",
+        "the comma in '1,234' of the column 'own' may be a decimal mark",
         [{"decimal": ","}, {"decimal": "."}, {"columns": {"own": "category", "plain": "ignore"}}],
+    ),
+    (
+        ["1.234 €", "12.500 €", "€ 1.100"],
+        "the point in '1.234 €' of the column 'own' may be a decimal mark",
+        [{"decimal": "."}, {"decimal": ","}],
     ),
     (
         ["$1.50", "€2.50", "$3.00"],
@@ -116,10 +124,25 @@ ASKED = [
     ),
     (
         ["01/02/2025", "03/04/2025", "05/06/2025"],
-        "the dates of the column 'own', such as 01/02/2025, 03/04/2025, 05/06/2025, may be read in 2 ways",
+        "the dates of the column 'own', such as 01/02/2025, 03/04/2025, 05/06/2025, can be read in 2 ways",
         [{"columns": {"own": {"kind": "datetime", "format": form}}} for form in ("%d/%m/%Y", "%m/%d/%Y")],
     ),
+    (
+        ["25-12-31", "25-01-02", "24-06-15"],
+        "the dates of the column 'own', such as 24-06-15, 25-01-02, 25-12-31, can be read in 2 ways",
+        [{"columns": {"own": {"kind": "datetime", "format": form}}} for form in ("%d-%m-%y", "%y-%m-%d")],
+    ),
 ]
+
+
+def test_points_between_three_digits_are_asked_about_in_a_file_with_semicolons():
+    content = csv_of(own=times_of(["1.234", "2.500"]), plain=times_of(["1", "2", "4"]))
+    assert "numbers are written as" not in guess(content)[1], "beside commas, a point is one of a fraction"
+    with pytest.raises(UserError, match=r"the point in '1\.234' of the column 'own' may be a decimal mark"):
+        guess(content.replace(",", ";"))
+    for decimal, mean in ((".", 1.867), (",", 1867)):
+        prepared, _ = prepare(content.replace(",", ";"), decimal=decimal)
+        assert numbers_of(prepared, "own").mean() == pytest.approx(mean)
 
 
 @pytest.mark.parametrize(("texts", "message", "answers"), ASKED)
@@ -149,6 +172,17 @@ DATES = [
     (["31 December 2025", "1 February 2025"], ["2025-12-31", "2025-02-01"], "%d %B %Y"),
     (["31/12/2025 08:15", "01/02/2025 18:30"], ["2025-12-31 08:15", "2025-02-01 18:30"], "%d/%m/%Y %H:%M"),
     (["2025-12-31 08:15", "2025-02-01 18:30"], ["2025-12-31 08:15", "2025-02-01 18:30"], None),
+    (["2025.12.31", "2025.02.01"], ["2025-12-31", "2025-02-01"], None),
+    (["20251231", "20250201"], ["2025-12-31", "2025-02-01"], "%Y%m%d"),
+    (["Dec 2025", "Feb 2025"], ["2025-12-01", "2025-02-01"], "%b %Y"),
+    (["Wednesday, December 31, 2025", "Saturday, February 1, 2025"], ["2025-12-31", "2025-02-01"], "%A, %B %d, %Y"),
+    (
+        ["Wed Dec 31 08:15:00 2025", "Sat Feb 1 18:30:00 2025"],
+        ["2025-12-31 08:15", "2025-02-01 18:30"],
+        "%a %b %d %H:%M:%S %Y",
+    ),
+    (["31/12/2025, 08:15", "01/02/2025, 18:30"], ["2025-12-31 08:15", "2025-02-01 18:30"], "%d/%m/%Y, %H:%M"),
+    (["2025年12月31日", "2025年2月1日"], ["2025-12-31", "2025-02-01"], "%Y年%m月%d日"),
 ]
 
 
@@ -162,6 +196,22 @@ def test_dates_are_read_where_one_reading_fits(texts, iso, form):
     np.testing.assert_allclose(np.unique(numbers_of(prepared, "when")), np.sort(expected))
     encoder = Encoder({name: one.model_dump() for name, one in prepared.features.items()}, {})
     np.testing.assert_allclose(encoder.encode({"when": texts})["number"][:, 0], expected)
+
+
+@pytest.mark.parametrize("word", ["now", "today", " now "])
+@pytest.mark.parametrize("form", [None, "%d/%m/%Y"])
+def test_a_word_for_the_present_is_no_date(word, form):
+    for values in ([word], ["2025-12-31" if form is None else "31/12/2025", word, None]):
+        with pytest.raises(cells.BadValue, match="is not a date"):
+            cells.days(values, "when", form)
+
+
+def test_a_few_mistakes_among_dates_are_named():
+    texts = ["unknown" if row % 10 == 3 else f"{1 + row % 28:02}/{1 + row // 28:02}/2025" for row in range(40)]
+    assert "written as %d/%m/%Y; 4 of 40 are 'unknown' and count as missing" in prepare(csv_of(when=texts))[1]
+    texts = ["soon" if row == 7 else f"{1 + row % 28:02}/{1 + row // 28:02}/2025" for row in range(40)]
+    with pytest.raises(UserError, match=r"the column 'when' has the value 'soon' in row 8"):
+        prepare(csv_of(when=texts))
 
 
 def test_rows_are_ordered_by_dates_as_people_write_them():
@@ -184,6 +234,8 @@ CODES = {
     "shuffled": [str(100 + 17 * row % 40) for row in range(40)],
     "customer_id": [str(7_919 * row % 1_000_003) for row in range(1, 41)],
     "name": [f"Ann {chr(65 + row % 26)}{row}" for row in range(40)],
+    "account": [str(2**60 + 7_919**4 * row**2) for row in range(40)],
+    "phone": [f"+49 170 {1_000_000 + 7_919 * row}" for row in range(40)],
 }
 
 
@@ -223,6 +275,31 @@ def test_one_value_in_several_spellings_is_one(texts, classes):
     assert sorted(json.loads(Path(prepared.features["category"].vocabulary).read_text())[0]) == list(classes)
 
 
+def test_a_column_of_splits_is_pointed_out():
+    _, said = guess(csv_of(part=times_of(["train", "train", "TEST"])))
+    assert "category part (names of splits: --set dataset.split_column=part uses them)" in said
+
+
+def test_percents_beside_fractions_are_counted():
+    _, said = guess(csv_of(own=times_of(["45%", "0.31", "0.5", "7%"])))
+    assert "own (numbers with % in 20 of 40 rows)" in said
+
+
+@pytest.mark.parametrize(
+    "texts", [["01067", "1067", "00123", "123"], ["1.50", "1.5", "7", "+7"], ["TRUE", "FALSE"], ["1e5", "100000"]]
+)
+@pytest.mark.parametrize("later", [False, True], ids=["whole", "after words"])
+def test_codes_stay_as_they_are_written(texts, later, monkeypatch):
+    monkeypatch.setattr(tables, "CHUNK_ROWS", 10)
+    codes = ["none yet"] * 10 * later + times_of(texts, 40 - 10 * later)
+    prepared, _ = prepare(csv_of(label=codes, own=codes), columns={"own": "category"}, task="classification")
+    vocabulary = json.loads(Path(prepared.features["category"].vocabulary).read_text())
+    assert set(vocabulary[0]) == set(prepared.target.class_names) == set(codes)
+    features = {name: one.model_dump() for name, one in prepared.features.items() if name == "category"}
+    served = Encoder(features, {"category": vocabulary}).encode({"own": texts})["category"][:, 0]
+    assert [vocabulary[0][place - 2] for place in served] == texts
+
+
 def test_one_group_in_several_spellings_lies_in_one_split():
     people = [f"p{row // 4}{' ' * (row % 2)}" for row in range(40)]
     prepared, _ = prepare(csv_of(who=people, row=[f"{row}.5" for row in range(40)]), group="who")
@@ -231,20 +308,30 @@ def test_one_group_in_several_spellings_lies_in_one_split():
     assert sum(map(len, persons)) == len(set().union(*persons)) == 10
 
 
-def test_values_that_differ_in_capital_letters_are_pointed_out():
-    dataset, said = guess(csv_of(city=times_of(["Bonn", "bonn", "Ulm", "Ulm"])))
+@pytest.mark.parametrize(
+    ("one", "other"), [("Bonn", "bonn"), ("Bad Ems", "Bad\u00a0Ems"), ("Bad Ems", "Bad  Ems"), ("Bonn", "\u200bBonn")]
+)
+def test_values_that_look_alike_are_pointed_out(one, other):
+    dataset, said = guess(csv_of(city=times_of([one, other, "Ulm", "Ulm"])))
     assert dataset.columns["city"].kind == "category"
-    assert "'Bonn' and 'bonn' of 'city' differ in capital letters alone" in said
+    shown = " ".join(f"{one!r} and {other!r} of 'city' differ only in capital letters or spaces".split())
+    assert shown in said
+
+
+def test_a_category_of_numbers_and_words_is_pointed_out():
+    dataset, said = guess(csv_of(size=["large" if row % 4 == 1 else text for row, text in enumerate(PLAIN)]))
+    assert dataset.columns["size"].kind == "category"
+    assert "category size (75% of its values are numbers)" in said
 
 
 def test_a_class_called_none_is_said_and_can_be_kept(capsys):
     content = csv_of(label=times_of(["None", "Mild", "Severe", "Mild"]))
-    with pytest.raises(UserError, match=r"10 of 40 rows have no value \('None' is read as missing"):
+    with pytest.raises(UserError, match=r"no value in 10 of 40 rows \('None' is read as missing"):
         prepare(content)
     prepared, said = prepare(content, on_broken="skip")
     assert "10 of 40 rows of 'label' are 'None', read as missing" in said
     assert (
-        "left out: 10 of 40 rows without a value of dataset.target = 'label', which is then not a class"
+        "left out: 10 of 40 rows without a value of dataset.target = 'label', and with them the class"
         in capsys.readouterr().err
     )
     assert prepared.target.class_names == ("Mild", "Severe")
@@ -269,7 +356,21 @@ HEADERS = [
     ("Report of 2025,,\n,,\n", "line 3 names the columns; above it: 'Report of 2025,,', ',,'"),
     ("Report of 2025\n", "line 2 names the columns; above it: 'Report of 2025'"),
     ("// made by a machine\n\n", "line 3 names the columns; above it: '// made by a machine'"),
+    ("# a, b, c\n# and, of, it\n", "line 3 names the columns; above it: '# a, b, c', '# and, of, it'"),
+    ("Size,,Result\n", "line 2 names the columns; above it: 'Size,,Result'"),
+    ("device,17,\nowner,Ann,\n", "line 3 names the columns; above it: 'device,17,', 'owner,Ann,'"),
 ]
+
+
+@pytest.mark.parametrize("title", ["", 'All of 5" and more\n'])
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_no_row_is_lost_below_a_header_of_several_lines(title, delimiter):
+    content = csv_of(label=LABELS).replace("label,plain", '"label",' + quoted("plain\n(cm)")).replace(",", delimiter)
+    prepared, _ = prepare(title + content)
+    np.testing.assert_allclose(numbers_of(prepared, "plain\n(cm)"), sorted(map(float, PLAIN)))
+    wanted = Wanted({"plain\n(cm)": "number"}, ("number",))
+    (read,) = Reader(wanted, Path.cwd(), 100, "utf-8").read(["own.csv"])
+    assert list(read.columns["plain\n(cm)"]) == PLAIN
 
 
 @pytest.mark.parametrize(("above", "said"), HEADERS)
@@ -297,6 +398,23 @@ def test_a_first_line_of_values_is_pointed_out_and_need_not_be_the_header():
     prepared, said = prepare(content, target="column_3", header=None)
     assert sum(split.num_examples for split in prepared.splits.values()) == 40
     assert "header" not in said
+    for values in (["7", "9", "12"], ["-3.00", "-3.00", "7.5"]):
+        headless = csv_of(other=times_of(values)).split("\n", 1)[1]
+        with pytest.raises(UserError, match=r"dataset\.header=null"):
+            guess(headless)
+
+
+def test_columns_without_a_name_are_those_of_their_place():
+    content = csv_of().split("\n")
+    dataset, said = guess("\n".join(line and f"{line},," for line in content))
+    assert {name: one.kind for name, one in dataset.columns.items()} == {
+        "plain": "number",
+        "column 3": "ignore",
+        "column 4": "ignore",
+    }
+    assert "column 3 (no values)" in said
+    content = ["plain,,label", *(f"{row + 0.5},{row % 3},{'yn'[row % 2]}" for row in range(40))]
+    assert guess("\n".join(content), target="column 2")[0].header == 1
 
 
 @pytest.mark.parametrize("names", [("2023", "2024"), ("0", "1"), ("x1", "x2")])
@@ -320,6 +438,18 @@ def test_a_quote_that_is_not_closed_swallows_no_rows():
     assert sum(split.num_examples for split in prepared.splits.values()) == 40
 
 
+def test_a_quote_that_swallows_whole_rows_is_asked_about():
+    lines = reviews("").splitlines()
+    lines[8], lines[13] = 'good\t"a film to see', 'good\ta film to remember"'
+    with pytest.raises(UserError) as asked:
+        guess("\n".join(lines), name="own.tsv")
+    assert "line 9 opens a quote that line 14 closes" in str(asked.value)
+    for quoting, rows in (("none", 40), ("minimal", 35)):
+        assert f"--set dataset.quoting={quoting}" in str(asked.value)
+        prepared, _ = prepare("\n".join(lines), name="own.tsv", quoting=quoting)
+        assert sum(split.num_examples for split in prepared.splits.values()) == rows
+
+
 def test_texts_of_several_lines_in_quotes_stay_whole():
     notes = [f'He said "well, number {row}"\nand went, as people do' for row in range(40)]
     prepared, _ = prepare(csv_of(note=notes))
@@ -327,12 +457,14 @@ def test_texts_of_several_lines_in_quotes_stay_whole():
     assert prepared.features["note"].kind == "text"
 
 
-@pytest.mark.parametrize("brackets", ["['{0}', '{1}']", '["{0}", "{1}"]', "[{0}, {1}]"])
+@pytest.mark.parametrize(
+    "brackets", ["['{0}', '{1}']", "['{0}' '{1}']", "['{0}', None, '{1}']", '["{0}", "{1}"]', "[{0}, {1}]"]
+)
 def test_lists_as_texts_are_labels(brackets):
     pairs = [("sun", "rain"), ("rain", "wind"), ("wind", "sun")]
     prepared, said = prepare(csv_of(label=times_of([brackets.format(*pair) for pair in pairs])))
     assert (prepared.target.task, prepared.target.class_names) == ("multilabel", ("rain", "sun", "wind"))
-    assert "'label' holds lists of labels" in said
+    assert "'label' contains lists of labels" in said
 
 
 @pytest.mark.parametrize(
@@ -358,28 +490,16 @@ def test_half_a_character_in_json_is_named_with_its_line():
 def test_utf_16_is_found_by_its_mark():
     dataset, _ = guess(csv_of(city=times_of(["Köln", "Ulm"])).encode("utf-16"))
     assert (dataset.encoding, dataset.columns["city"].kind) == ("utf-16", "category")
+    lines = "\n".join(json.dumps({"city": city, "label": city}) for city in times_of(["Köln", "Ulm"]))
+    dataset, _ = guess(lines.encode("utf-16"), name="own.jsonl")
+    assert dataset.encoding == "utf-16"
+
+
+def test_a_row_of_another_length_is_named_with_its_line():
+    with pytest.raises(UserError, match=r"1 of its rows does not have the 2 values of its header: line 42 has 1"):
+        guess(csv_of() + "Source: the office\n")
 
 
 def test_spaces_around_names_of_columns_do_not_count():
     dataset, _ = guess(csv_of(city=times_of(["Köln", "Ulm"])).replace(",label", ", label ", 1))
     assert dataset.target == ("label",)
-
-
-@pytest.mark.parametrize("delimiter", [",", ";"])
-def test_texts_of_many_lines_and_commas_hide_no_header(delimiter):
-    notes = [
-        f"it was, they say, a film, number {row}\nlong, loud, odd, dull, new\n\nand, so, on, it, went"
-        for row in range(40)
-    ]
-    rows = [f'{label}{delimiter}"{note}"' for label, note in zip(LABELS, notes, strict=True)]
-    content = "\n".join([f"label{delimiter}note", *rows]) + "\n"
-    prepared, said = prepare(content)
-    assert "names the columns" not in said
-    assert sum(split.num_examples for split in prepared.splits.values()) == 40
-
-
-def test_a_text_as_long_as_a_book_is_read():
-    notes = [f'"{"good, long book " * 10_000}{row}"' for row in range(40)]
-    content = "\n".join(["label,note", *(f"{label},{note}" for label, note in zip(LABELS, notes, strict=True))]) + "\n"
-    prepared, _ = prepare(content, text_length=5)
-    assert sum(split.num_examples for split in prepared.splits.values()) == 40

@@ -17,12 +17,13 @@ import tensorflow as tf
 from filelock import FileLock
 from PIL import Image
 
-from tasks import config, records, runs
-from tasks.records import ExportedModel, Lineage, Run, Target
+from tasks import config, records
+from tasks.records import ExportedModel, Lineage, Run
+from tasks.runs import entries, outcome
 from tasks.serving import formats
 from tasks.serving.export import export
-from tasks.serving.formats import Format, _predict
-from tasks.serving.raw_model import RawModel, meaning
+from tasks.serving.formats import Format
+from tasks.serving.raw_model import RawModel
 from tasks.system import files
 from tasks.system.errors import StratagemError, UserError
 from tasks.tracking import trained_models
@@ -141,20 +142,16 @@ def test_formats_are_found_by_name_without_a_framework(project, run):
 
 
 # A training has the other formats refused.
-REFUSED = {("bfloat16", "onnx"), ("bfloat16", "litert"), ("float64", "litert")}
-REFUSED |= {("bfloat16", "litert_quantized"), ("float64", "litert_quantized")}
+REFUSED = {("bfloat16", "onnx"), ("bfloat16", "litert"), ("bfloat16", "litert_quantized")}
 TRAININGS = {
     "dropout": ("model={name: convnet2, options: {dropout: 0.4, padding: same}}", "input.normalization=standardize"),
     "bfloat16": ("train.dtype_policy=mixed_bfloat16",),
-    "float64": ("train.dtype_policy=float64",),
 }
 
 
 @pytest.mark.in_ci(0, 3, 5, 7, 9)
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.exhaustive if kind == "float64" else ()) for kind in TRAININGS]
-)
+@pytest.mark.parametrize("kind", TRAININGS)
 @pytest.mark.parametrize("name", config.names_of("serving/formats"))
 def test_a_model_is_what_it_was_in_each_format(tiny, trained, name, kind, tmp_path):
     installed(name)
@@ -167,7 +164,7 @@ def test_a_model_is_what_it_was_in_each_format(tiny, trained, name, kind, tmp_pa
             export(settings, tiny, run, name, "latest", str(tmp_path / "out"))
         assert list(tmp_path.glob("out")) == []
         return
-    training = runs.load_training(run)
+    training = outcome.load_training(run)
     made = export(settings, tiny, run, name, "latest", str(tmp_path / "deep" / "er"))
     folder = tmp_path / "deep" / "er"
     images = np.load(tiny.splits["test"].features["image"])
@@ -181,7 +178,7 @@ def test_a_model_is_what_it_was_in_each_format(tiny, trained, name, kind, tmp_pa
     assert (made.num_examples, made.max_difference <= allowed) == (53, True)
     (taken,), (given,) = made.inputs, made.outputs
     assert (taken.name, taken.shape, taken.dtype) == ("pixels", (None, 8, 8, 1), "uint8")
-    assert (given.shape, given.dtype) == ((None, 10), "float64" if "float64" in overrides[0] else "float32")
+    assert (given.shape, given.dtype) == ((None, 10), "float32")
     present = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert present == {*made.files, "export.json"}
     assert all(sha256((folder / path).read_bytes()).hexdigest() == digest for path, digest in made.files.items())
@@ -199,7 +196,7 @@ def test_a_rounded_model_is_much_smaller_and_says_how_good_it_is(tiny, trained, 
     assert (whole.metrics, whole.keras_metrics) == (None, None)
     images, labels = (np.load(tiny.splits["test"].features["image"]), np.load(tiny.splits["test"].labels))
     logits = BY_HAND["litert_quantized"](tmp_path / "rounded")(images)
-    expected = keras.models.load_model(runs.load_training(run).final_model).predict(images, verbose=0)
+    expected = keras.models.load_model(outcome.load_training(run).final_model).predict(images, verbose=0)
     assert rounded.max_difference == pytest.approx(np.abs(logits.astype("float64") - expected).max())
     assert rounded.metrics["test/accuracy"] == pytest.approx((logits.argmax(1) == labels).mean())
     assert rounded.keras_metrics["test/accuracy"] == pytest.approx((expected.argmax(1) == labels).mean())
@@ -243,24 +240,33 @@ def test_the_file_of_an_export_takes_raw_inputs_wherever_it_is_copied_to(tiny, t
     export(settings, tiny, run, "keras", "latest", str(tmp_path / "out"))
     elsewhere = shutil.copytree(tmp_path / "out", tmp_path / "elsewhere")
     file, images = str(elsewhere / "model.keras"), np.load(tiny.splits["test"].features["image"])
-    expected = keras.models.load_model(runs.load_training(run).final_model).predict(images, verbose=0)
+    expected = keras.models.load_model(outcome.load_training(run).final_model).predict(images, verbose=0)
     shutil.rmtree(run.folder)  # As in another project.
-    assert runs.look_up(run.run_id) is None
+    assert entries.look_up(run.run_id) is None
     model = RawModel(trained_models.find_trained_model(file))
     assert model.target == tiny.target
-    inputs = model.input_encoder.model_input(files_of_images(images))
+    inputs = model.encoder.model_input(files_of_images(images))
     np.testing.assert_allclose(model.outputs({"image": inputs}), expected, rtol=0, atol=1e-5)
-    whole = (elsewhere / "encoding.json").read_text()
-    (elsewhere / "encoding.json").write_text(whole + " ")
-    with pytest.raises(UserError, match=r"encoding\.json is damaged or was changed, its sha256 is"):
-        trained_models.find_trained_model(file)
+    load = runpy.run_path(str(elsewhere / "predict.py"))["load"]
+    (package,) = (path.name for path in elsewhere.glob("encoding_*"))
+    for name in ("encoding.json", "target.json", "model.keras", "predict.py", f"{package}/cells.py", "export.json"):
+        whole = (elsewhere / name).read_bytes()
+        (elsewhere / name).write_bytes(whole.replace(b"\n", b"\n ") if name == "predict.py" else whole + b"\n")
+        if name == "export.json":
+            (elsewhere / name).unlink()
+        with pytest.raises(UserError, match=rf"{name} (is damaged or was changed, its sha256 is|is missing)"):
+            trained_models.find_trained_model(file)
+        with pytest.raises(ValueError, match=rf"{name} is missing(, damaged or was changed| or damaged): copy the fol"):
+            load(elsewhere)
+        (elsewhere / name).write_bytes(whole)
+    load(elsewhere)
 
 
 def test_the_best_model_is_another_one_and_lies_beside_the_latest_in_the_folder_of_the_run(tiny, trained):
     # A learning rate that ruins what the first epoch learned: the best is not the final one.
     schedule = "schedule={kind: piecewise, boundaries_epochs: [1], learning_rates: [0.003, 10]}"
     settings, run = trained(schedule, "checkpoint.monitor=validation/loss")
-    training = runs.load_training(run)
+    training = outcome.load_training(run)
     assert training.best_checkpoint != training.checkpoint
     found = {}
     for which, file in (("latest", training.final_model), ("best", training.best_model)):
@@ -279,62 +285,14 @@ def test_the_second_time_nothing_is_written_and_nothing_of_others_ever(tiny, tra
     before = everything(target), target.stat().st_mtime_ns
     assert export(settings, tiny, run, "savedmodel", "latest", str(target)) == first
     assert (everything(target), target.stat().st_mtime_ns) == before
-    with pytest.raises(UserError, match=r"out holds another model already, of run first as savedmodel. Give another"):
+    with pytest.raises(
+        UserError, match=r"out already contains another model, of run first as savedmodel. Give another"
+    ):
         export(settings, tiny, run, "keras", "latest", str(target))
     (target / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"out holds this export already, but files in it were changed, added or"):
+    with pytest.raises(UserError, match=r"out already contains this export, but its files were changed, added or"):
         export(settings, tiny, run, "savedmodel", "latest", str(target))
     assert everything(target) == {**before[0], target / "mine.txt": b"mine"}
-
-
-@pytest.mark.exhaustive
-def test_what_python_keeps_of_a_program_that_was_imported_changes_no_export(tiny, trained, tmp_path, run):
-    settings, training = trained("train.epochs=1")
-    made = export(settings, tiny, training, "keras", "latest", str(tmp_path / "out"))
-    environment = {"PYTHONPATH": str(tmp_path / "out"), "PYTHONDONTWRITEBYTECODE": ""}
-    imported = run([sys.executable, "-c", "import predict"], env=environment)
-    assert imported.returncode == 0, imported.stderr
-    assert {path.name.partition(".")[0] for path in (tmp_path / "out").rglob("*.pyc")} >= {"predict", "cells"}
-    assert export(settings, tiny, training, "keras", "latest", str(tmp_path / "out")) == made
-    # What nobody's import of these two left there is a file that was added.
-    for planted in (f"__pycache__/numpy.{sys.implementation.cache_tag}.pyc", "__pycache__/predict.py", "numpy.pyc"):
-        (tmp_path / "out" / planted).write_bytes(b"code")
-        with pytest.raises(UserError, match="but files in it were changed, added or removed"):
-            export(settings, tiny, training, "keras", "latest", str(tmp_path / "out"))
-        (tmp_path / "out" / planted).unlink()
-
-
-# An example in the format of each task, with a class that is as likely as another, and labels at exactly a half.
-MEANT = {
-    "classification": Target(task="classification", num_outputs=3, class_names=("a", "b", "c")),
-    "multilabel": Target(task="multilabel", num_outputs=3, class_names=("a", "b", "c")),
-    "one number": Target(task="regression", num_outputs=1, columns=("rent",)),
-    "numbers": Target(task="regression", num_outputs=3, columns=("x", "y", "z")),
-}
-
-
-@pytest.mark.parametrize("target", MEANT.values(), ids=MEANT)
-def test_the_program_of_an_export_tells_outputs_as_the_command_does(tmp_path, monkeypatch, target):
-    outputs = np.array([[1, 1, -2], [0, 3.25, -80], [1e3, 123456.789, 7]], np.float32)[:, : target.num_outputs]
-    monkeypatch.setattr(_predict, "load_model", lambda folder: lambda batch: outputs[: len(batch)])
-    (tmp_path / "target.json").write_text(target.model_dump_json())
-    model = _predict.load(tmp_path)
-    arrays = np.zeros((3, 2), np.float32)
-    expected = meaning(target, 1, False)(outputs)
-    rows = [dict(zip(expected, row, strict=True)) for row in zip(*expected.values(), strict=True)]
-    examples = [("x.npy", number, {"": row}) for number, row in enumerate(arrays, 1)]
-    told = list(model.lines(examples, None))
-    assert told == [{"source": "x.npy", "row": n, **row, "error": None} for n, row in enumerate(rows, 1)]
-    assert model(arrays).shape == outputs.shape
-    outputs[1, 0] = np.nan
-    broken = list(model.lines(examples, None))
-    assert broken[1] == {
-        "source": "x.npy",
-        "row": 2,
-        **dict.fromkeys(rows[1]),
-        "error": "the model gives no number for it",
-    }
-    assert [broken[0], broken[2]] == [told[0], told[2]]
 
 
 def test_what_no_export_made_is_left_alone(tiny, trained, tmp_path):
@@ -348,7 +306,7 @@ def test_what_no_export_made_is_left_alone(tiny, trained, tmp_path):
     (out / "dangling").symlink_to(out / "nowhere")
     before = everything(out)
     for name in ("folder", "empty", "file", "link", "dangling"):
-        with pytest.raises(UserError, match=f"{name} is there already, and no export made it. Give another folder: --"):
+        with pytest.raises(UserError, match=f"{name} already exists and is not an export. Give another folder: --"):
             export(settings, tiny, run, "keras", "latest", str(out / name))
     assert everything(out) == before
     assert (out / "link").is_symlink()
@@ -363,47 +321,32 @@ def test_a_folder_that_cannot_be_made_is_one_message(tiny, trained, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_program_that_cannot_be_written_is_told_as_such_and_not_as_the_models_fault(
-    tiny, trained, tmp_path, monkeypatch
-):
-    settings, run = trained("train.epochs=1")
-    format = Format(
-        lambda model, keras_file, folder: (folder / "predict.py").mkdir(), formats.find_format("keras").load
-    )
-    monkeypatch.setattr(formats, "find_format", {"taken": format}.__getitem__)
-    with pytest.raises(UserError, match=r"out: cannot be written \(.*Is a directory.*\)\. Check its permissions"):
-        export(settings, tiny, run, "taken", "latest", str(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.in_ci(0)
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["keras", "savedmodel"])
-def test_a_full_disk_is_one_message_and_leaves_nothing(tiny, trained, tmp_path, mount_small, name):
+def test_a_full_disk_is_one_message_and_leaves_nothing(tiny, trained, tmp_path, mount_small):
     # As large as several pages, so that a disk of a few can be full.
     settings, run = trained("train.epochs=1", "model.options={units: [512]}")
     small = tmp_path / "small"
     small.mkdir()
     mount_small(small, "size=64k")
     with pytest.raises(StratagemError, match=r"cannot be written \(No space left on device\). Make room") as caught:
-        export(settings, tiny, run, name, "latest", str(small / "out" / "model"))
+        export(settings, tiny, run, "keras", "latest", str(small / "out" / "model"))
     assert caught.value.exit_code == 1
     assert list(small.iterdir()) == []
 
 
 def test_a_model_that_is_missing_or_damaged_is_refused(tiny, trained, tmp_path):
     settings, run = trained("train.epochs=1")
-    other = runs.load_training(trained("train.epochs=1", "train.seed=1", run_id="second")[1]).final_model
-    file = Path(runs.load_training(run).final_model)
-    whole, size = file.read_bytes(), file.stat().st_size
-    damaged = [b"", whole[: size // 2], whole[:-1], *(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
-               for at in (0, size // 3, size // 2, size - 30)), Path(other).read_bytes()]  # fmt: skip
-    for content in damaged:
+    other = outcome.load_training(trained("train.epochs=1", "train.seed=1", run_id="second")[1]).final_model
+    file = Path(outcome.load_training(run).final_model)
+    whole = file.read_bytes()
+    for content in (b"", whole[:-1], bytes([whole[0] ^ 1]) + whole[1:], Path(other).read_bytes()):
         file.write_bytes(content)
-        with pytest.raises(UserError, match=r"final.keras (is damaged|has other weights than).* Restore it from a"):
+        with pytest.raises(UserError, match=r"final.keras is damaged or was changed, .* Restore it from a"):
             export(settings, tiny, run, "keras", "latest", str(tmp_path / "out"))
     file.unlink()
-    with pytest.raises(UserError, match=r"models/final.keras is missing. Restore it from a backup, export the run's o"):
+    with pytest.raises(
+        UserError, match=r"models/final.keras cannot be read \(No such file.*\). Restore it from a backup, or"
+    ):
         export(settings, tiny, run, "keras", "latest", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
     assert export(settings, tiny, run, "keras", "best", str(tmp_path / "out")).num_examples == 53
@@ -412,7 +355,7 @@ def test_a_model_that_is_missing_or_damaged_is_refused(tiny, trained, tmp_path):
 def test_a_run_that_was_not_trained_to_its_end_is_refused(tiny, trained, tmp_path):
     settings, run = trained("train.epochs=1")
     Path(run.folder, "records", "training.json").unlink()
-    with pytest.raises(UserError, match=r"run first was not trained to its end: resume it with `stratagem train"):
+    with pytest.raises(UserError, match=r"run first did not finish its training: resume it with `stratagem train"):
         export(settings, tiny, run, "keras", "latest", str(tmp_path / "out"))
 
 
@@ -432,9 +375,9 @@ def load_model(folder):
     return lambda batch: {outputs}
 """
 WRONG = [
-    (copied, "found(batch).numpy() + 1e-3", StratagemError, r"differs from Keras' by 0\.001 among the first 53 test "
-     r"examples, and 0\.0001 is allowed\. Nothing was left in .*out"),
-    (copied, "found(batch).numpy() * float('nan')", StratagemError, "outputs that are not numbers"),
+    (copied, "found(batch).numpy() + 1e-3", StratagemError, r"among the first 53 test examples, an output "
+     r"differs from Keras' by 0\.001, and 0\.0001 is allowed\. The files were removed from .*out"),
+    (copied, "found(batch).numpy() * float('nan')", StratagemError, "differs from Keras' by nan"),
     (copied, "found(batch)[:1]", StratagemError, r"outputs of shape \(1, 10\), and Keras"),
     (copied, "of_the_project(batch)", UserError, r"exported as wrong \(NameError: name 'of_the_project' is not d"),
     (broken, "found(batch)", UserError, r"cannot be exported as wrong \(RuntimeError: no such operation: Frob"),
@@ -471,16 +414,9 @@ def test_what_a_killed_export_left_goes_with_the_next_one(tiny, trained, tmp_pat
     assert {path.name for path in tmp_path.glob(".export.*")} == {".export.at_work", ".export.mine"}
 
 
-@pytest.mark.in_ci(0)
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in ("savedmodel", "litert") else pytest.mark.exhaustive)
-        for name in config.names_of("serving/formats")
-    ],
-)
-def test_a_model_of_the_users_own_is_exported(tiny, trained, own, tmp_path, name):
+def test_a_model_of_the_users_own_is_exported(tiny, trained, own, tmp_path):
+    name = "litert"
     installed(name)
     code = OWN.format(decorator="@keras.saving.register_keras_serializable()", made="Small(num_classes)")
     settings, run = trained(own(code), "model.options={}", "train.epochs=1")
@@ -488,7 +424,7 @@ def test_a_model_of_the_users_own_is_exported(tiny, trained, own, tmp_path, name
     allowed = ALLOWED.get(name, 1e-4)
     assert (made.num_examples, made.max_difference <= allowed) == (53, True)
     images = np.load(tiny.splits["test"].features["image"])
-    expected = keras.models.load_model(runs.load_training(run).final_model).predict(images, verbose=0)
+    expected = keras.models.load_model(outcome.load_training(run).final_model).predict(images, verbose=0)
     np.testing.assert_allclose(BY_HAND[name](tmp_path / "out")(images), expected, rtol=0, atol=allowed)
     with open("mine.py", "a") as file:
         file.write("\nWIDTH = 3\n")
@@ -497,35 +433,16 @@ def test_a_model_of_the_users_own_is_exported(tiny, trained, own, tmp_path, name
     assert again.model_digest != made.model_digest, "it is of other code"
 
 
-UNREGISTERED = OWN.format(decorator="", made="Small(num_classes)")
-LAMBDA = OWN.format(
-    decorator="",
-    made="keras.Sequential([keras.layers.Lambda(lambda x: x / 2), keras.layers.Flatten(), "
-    "keras.layers.Dense(num_classes)])",
-)
-
-
-@pytest.mark.in_ci(0)
 @pytest.mark.slow
-@pytest.mark.parametrize(("code", "reason"), [(UNREGISTERED, "Small"), (LAMBDA, "lambda")], ids=["class", "lambda"])
-def test_a_model_that_keras_cannot_load_is_refused_with_the_reason(tiny, trained, own, tmp_path, code, reason):
-    settings, run = trained(own(code), "model.options={}", "train.epochs=1")
+def test_a_model_that_keras_cannot_load_is_refused_with_the_reason(tiny, trained, own, tmp_path):
+    settings, run = trained(
+        own(OWN.format(decorator="", made="Small(num_classes)")), "model.options={}", "train.epochs=1"
+    )
     with pytest.raises(UserError, match=r"final.keras: Keras cannot load it \(.*must be registered, by") as caught:
         export(settings, tiny, run, "savedmodel", "latest", str(tmp_path / "out"))
-    assert reason in str(caught.value)
+    assert "Small" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_manifest_can_be_read_without_this_program(tiny, trained, tmp_path):
-    settings, run = trained("train.epochs=1")
-    export(settings, tiny, run, "savedmodel", "latest", str(tmp_path / "out"))
-    said = json.loads((tmp_path / "out" / "export.json").read_text())
-    assert set(said) == {
-        "format", "run_id", "dataset", "checkpoint", "model_digest", "weights_digest", "data_version", "git_commit",
-        "inputs", "outputs", "num_examples", "max_difference", "files",
-    }  # fmt: skip
-    assert said["inputs"] == [{"name": "pixels", "shape": [None, 8, 8, 1], "dtype": "uint8"}]
 
 
 def test_a_format_whose_packages_are_not_installed_says_which_extra_has_them(monkeypatch, code_in, tmp_path):
@@ -541,5 +458,5 @@ def test_a_format_whose_packages_are_not_installed_says_which_extra_has_them(mon
         formats.find_format("onnx")
     # A project of the installed package has neither a Makefile nor a pyproject.toml.
     code_in(tmp_path)
-    with pytest.raises(UserError, match=r"installed here: `pip install 'onnxruntime>=[\d.]+' 'tf2onnx>=[\d.]+'`$"):
+    with pytest.raises(UserError, match=r"not installed: `pip install 'onnxruntime>=[\d.]+' 'tf2onnx>=[\d.]+'`$"):
         formats.find_format("onnx")

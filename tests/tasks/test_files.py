@@ -2,13 +2,19 @@ import contextlib
 import hashlib
 import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from flows.cli.command import command
-from tasks.runs.entries import find_entries
+import tasks.process.child  # noqa: F401  The other user may not be able to import Python's own modules later.
+from flows.cli.command import ending
+from tasks import config
+from tasks.runs.entries import find_runs
 from tasks.runs.locks import remove_leftovers
 from tasks.system import files
 from tasks.system.errors import UserError
@@ -20,11 +26,11 @@ def test_a_file_is_replaced_whole_and_after_it_is_on_the_disk(tmp_path, monkeypa
     monkeypatch.setattr(os, "fsync", lambda descriptor: done.append("flushed") or fsync(descriptor))
     monkeypatch.setattr(os, "replace", lambda *names: done.append("renamed") or replace(*names))
     path.write_text("before")
-    with files.replacing(path, ".partial.json") as temporary:
+    with files.replacing(path, ".json") as temporary:
         temporary.write_text("after")
         assert path.read_text() == "before"
         assert temporary.parent == tmp_path
-        assert temporary.name.endswith(".partial.json")
+        assert re.fullmatch(r"\.one\.json\.[0-9a-f]{8}\.partial\.json", temporary.name)
     assert done == ["flushed", "renamed"]
     assert path.read_text() == "after"
     with pytest.raises(UnicodeEncodeError), files.replacing(path) as temporary:
@@ -40,9 +46,9 @@ def test_digests_are_those_of_the_bytes(tmp_path):
 
 def test_a_scratch_folder_is_removed_by_whoever_made_it_and_after_a_kill(tmp_path):
     with files.scratch(tmp_path, ".scratch.") as folder:
-        assert files.remove_scratch([folder], tmp_path) == [folder], "as if that process had been killed"
-        assert not folder.exists()
-        folder.mkdir()
+        assert files.remove_scratch([folder], tmp_path) == [], "a process is at work in it"
+        killed = shutil.copytree(folder, tmp_path / ".scratch.killed")
+        assert files.remove_scratch([killed], tmp_path) == [killed]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -67,6 +73,7 @@ def test_leftovers_are_only_what_this_program_made_in_the_project(project, tmp_p
 @pytest.fixture
 def forbidden():
     """A project whose mlruns/runs this process may not enter: as another user where it is root, else by its mode."""
+    umask = os.umask(0o022)  # An earlier test's command may have set 077.
     with tempfile.TemporaryDirectory() as place:  # pytest's own folders let no other user through.
         folder = Path(place)
         (folder / "mlruns" / "runs").mkdir(parents=True)
@@ -80,7 +87,6 @@ def forbidden():
             path.chmod(mode if own == 0 else 0)
         if own == 0:
             os.seteuid(12345)
-        umask = os.umask(0o022)  # A command sets its own.
         try:
             with contextlib.chdir(folder):
                 yield folder
@@ -92,7 +98,7 @@ def forbidden():
 
 def test_what_belongs_to_another_user_is_said_to(forbidden):
     as_root = os.getuid() == 0
-    whose = "belongs to the user root, and this is user 12345. Give the command as" if as_root else "change the mode"
+    whose = "belongs to the user root, and this is user 12345. Run the command as" if as_root else "change the mode"
     database, run = forbidden / "mlruns" / "mlflow.db", forbidden / "mlruns" / "runs" / "run.json"
     wrapped = RuntimeError("a library's own words")
     try:
@@ -102,19 +108,120 @@ def test_what_belongs_to_another_user_is_said_to(forbidden):
     assert re.match(f"{run} cannot be read or written .*{whose}", str(files.find_no_access(wrapped)))
     with pytest.raises(UserError, match=f"{database} cannot be read or written"):
         files.refuse_no_access(database)
+    with pytest.raises(UserError, match=f"{run} cannot be read or written"):
+        files.refuse_no_access(run)
     files.refuse_no_access(forbidden / "mlruns" / "none")
     assert files.find_no_access(PermissionError("no file of that")) is None
 
 
 def test_runs_of_another_user_are_not_no_runs(forbidden):
     with pytest.raises(UserError, match=r"mlruns/runs cannot be read or written"):
-        find_entries("runs")
+        find_runs("runs")
 
 
 def test_a_command_of_another_user_ends_with_one_message(forbidden, capsys):
-    with pytest.raises(SystemExit) as ended, command(debug=False):
+    with pytest.raises(SystemExit) as ended, ending():
         (forbidden / "mlruns" / "runs" / "run.json").read_text()
     assert ended.value.code == 2
     message = capsys.readouterr().err
     assert message.startswith(f"error: {forbidden / 'mlruns' / 'runs' / 'run.json'} cannot be read or written")
     assert message.count("\n") == 1
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tasks.operations import model_use
+from tasks.tracking import trained_models
+
+def killed(request):
+    Path(request.to).write_text("half of it")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+trained_models.find_trained_model = lambda reference: None
+model_use.stages.predict = killed
+model_use.predict(["in.csv"], "digits@champion", Path(sys.argv[1]))
+"""
+
+
+def test_the_next_command_removes_the_output_that_a_killed_one_left_half_written(project, tmp_path):
+    """In a folder of the user's, which has other files with such names."""
+    out, mine = tmp_path / "out" / "o.csv", tmp_path / "out" / ".o.csv.0123abcd.partial"
+    out.parent.mkdir()
+    mine.write_text("the user's own")
+    Path("in.csv").write_text("a\n1\n")
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(out)], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = set(out.parent.iterdir()) - {mine}
+    assert re.fullmatch(r"\.o\.csv\.[0-9a-f]{8}\.partial", left.name)
+    told = "from tasks.system import temporary; print(*temporary.half_written()); temporary.folder()"
+    after = subprocess.run([sys.executable, "-c", told], env=environment, check=True, capture_output=True, text=True)
+    assert after.stdout == f"{left}\n", "as doctor lists it"
+    assert list(out.parent.iterdir()) == [mine]
+
+
+AT_THE_LIMIT = """
+import resource, sqlite3
+from tasks.system import messages
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+
+def in_a_file():
+    with open("large", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(15_000))
+
+def in_a_database():
+    with sqlite3.connect("large.db") as database:
+        database.execute("CREATE TABLE a (b)")
+        database.execute("INSERT INTO a VALUES (?)", [bytes(50_000)])
+
+for write in (in_a_file, in_a_database):
+    try:
+        write()
+    except Exception as error:
+        print(messages.explain(error, "out"))
+"""
+
+
+def test_a_limit_on_the_size_of_files_is_named(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(config.code_root())}
+    said = subprocess.check_output([sys.executable, "-c", AT_THE_LIMIT], cwd=tmp_path, env=environment, text=True)
+    one = (
+        "out cannot be written (File too large). Raise the file-size limit (ulimit -f), and run the same command again"
+    )
+    assert said.splitlines() == [one, one]
+
+
+EXPORTING = """
+import os, signal, sys
+from pathlib import Path
+from tasks.serving import export
+
+with export._new_folder(Path(sys.argv[1])) as new:
+    (new / "model").write_text("half of it")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+STARTING = """
+import os, subprocess, sys
+from tasks.system import temporary
+
+environment = os.environ | {"TMPDIR": str(temporary.folder())}
+subprocess.run([sys.executable, "-c", sys.argv[1], sys.argv[2]], env=environment)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_next_command_removes_the_export_that_a_killed_one_left_half_written(project, tmp_path):
+    """A child process of the command writes it, into a folder of the user's."""
+    out, mine = tmp_path / "out" / "model", tmp_path / "out" / ".export.mine.partial"
+    mine.mkdir(parents=True)
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    killed = subprocess.run([sys.executable, "-c", STARTING, EXPORTING, str(out)], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = set(out.parent.iterdir()) - {mine}
+    told = "from tasks.system import temporary; print(*temporary.half_written()); temporary.folder()"
+    after = subprocess.run([sys.executable, "-c", told], env=environment, check=True, capture_output=True, text=True)
+    assert after.stdout == f"{left}\n", "as doctor lists it"
+    assert list(out.parent.iterdir()) == [mine]

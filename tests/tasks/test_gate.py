@@ -11,7 +11,7 @@ from tasks.evaluation import gate
 from tasks.evaluation.predictions import Predictions
 from tasks.modeling import metrics
 from tasks.records import ClassMetrics, EvaluationResult, Feature, PreparedDataset, Target
-from tasks.reports import examples, material
+from tasks.reports import material, page
 from tasks.system.errors import UserError
 from tests.tasks import made_up
 
@@ -73,7 +73,7 @@ def of_numbers(seed: int, before: float, after: float) -> tuple[np.ndarray, ...]
         pytest.param("accuracy", CLASSES, of_classes, id="accuracy"),
         pytest.param("loss", CLASSES, of_classes, id="loss"),
         pytest.param("mae", NUMBERS, of_numbers, id="mae", marks=pytest.mark.slow),
-        pytest.param("macro_f1", CLASSES, of_classes, id="macro_f1", marks=pytest.mark.slow),
+        pytest.param("macro_f1", CLASSES, of_classes, id="macro_f1", marks=pytest.mark.exhaustive),
     ],
 )
 def test_noise_is_promoted_no_more_often_than_is_said_and_a_real_gain_is(metric: str, target: Target, made) -> None:
@@ -157,7 +157,7 @@ def towns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PreparedData
     run = made_up.run(labels, outputs, features)
     known = material.load(run)
     assert known.prepared is not None
-    assert "town: Basel" in str(examples.slices(known)), "the gate takes the names that the report shows"
+    assert "town: Basel" in str(page.by_slice(known)), "the gate takes the names that the report shows"
     return known.prepared, known.predicted
 
 
@@ -266,7 +266,7 @@ def test_a_slice_of_test_rows_that_are_gone_is_not_above_its_floor(towns) -> Non
     Path(data.splits["test"].features["categories"]).unlink()
     found = gate.judge(load("register.floors={'town: Bern': 0.5}"), data, evaluation(), given, None)
     assert (found.promoted, found.reason) == (False, "register.floors: these test rows have no slice 'town: Bern'")
-    with pytest.raises(UserError, match=r"test rows are missing or damaged\. Rebuild it: stratagem prepare"):
+    with pytest.raises(UserError, match=r"test rows are missing or damaged\. Rebuild it: stratagem data prepare"):
         gate.check(load("register.floors={'town: Bern': 0.5}"), data)
 
 

@@ -1,4 +1,4 @@
-"""`python -m tasks guard`: whatever dies, nothing that it started stays."""
+"""`python -m tasks.system.lifetime`: whatever dies, nothing that it started stays."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ time.sleep(600)
 @pytest.fixture
 def guard(project) -> Iterator["subprocess.Popen[bytes]"]:
     """A guard, with what it guards and what that has started."""
-    command = [sys.executable, "-m", "tasks", "guard", sys.executable, "-c", STARTS_ANOTHER, SAYS_THAT_IT_ENDS]
+    command = [sys.executable, "-m", "tasks.system.lifetime", sys.executable, "-c", STARTS_ANOTHER, SAYS_THAT_IT_ENDS]
     guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert guard.stdout.readline() == b"started\n"
     end = time.monotonic() + 300
@@ -126,7 +126,7 @@ time.sleep(600)
 
 
 def test_an_orphan_that_ends_leaves_no_zombie(project):
-    command = [sys.executable, "-m", "tasks", "guard", sys.executable, "-c", LEAVES_AN_ORPHAN]
+    command = [sys.executable, "-m", "tasks.system.lifetime", sys.executable, "-c", LEAVES_AN_ORPHAN]
     guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert guard.stdout.readline() == b"started\n"
@@ -148,3 +148,9 @@ def test_a_killed_guard_takes_its_command_along(guard):
     os.kill(guard.pid, signal.SIGKILL)
     assert _gone(guarded)
     other.kill()
+
+
+def test_a_guard_imports_next_to_nothing(run):
+    """`stratagem up` has three of them."""
+    shows = "import sys; from tasks.system import lifetime; print(*{'numpy', 'pydantic', 'yaml'} & sys.modules.keys())"
+    assert run([sys.executable, "-c", shows]).stdout == "\n"

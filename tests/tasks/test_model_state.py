@@ -50,25 +50,13 @@ def test_only_the_groups_that_are_asked_for_are_assigned():
     np.testing.assert_array_equal(after["seed/0000"], before["seed/0000"])
 
 
-@pytest.mark.in_ci(0)
-@pytest.mark.parametrize(
-    ("options", "groups", "said"),
-    [
-        ({"units": 5}, ("model",), r"model/0000 \(.*kernel\) has shape \(3, 5\) here and \(3, 4\) in the checkpoint"),
-        (
-            {"dropout": 0.0},
-            ("model", "seed"),
-            r"seed/0000 \(nothing\) has shape None here and \(2,\) in the checkpoint",
-        ),
-        ({"optimizer": "sgd"}, ("model", "optimizer"), r"optimizer/0002 \(.*\) has shape .* here"),
-    ],
-)
-def test_another_model_is_refused_by_the_name_of_its_variable_and_stays_as_it_is(options, groups, said):
+def test_another_model_is_refused_by_the_name_of_its_variable_and_stays_as_it_is():
+    said = r"kernel has the shape \(3, 4\) there and \(3, 5\) here"
     arrays = model_state.snapshot(trained())
-    other = trained(**options)
+    other = trained(units=5)
     before = model_state.snapshot(other)
     with pytest.raises(UserError, match=said) as error:
-        model_state.assign(other, arrays, groups)
+        model_state.assign(other, arrays, ("model",))
     assert "Use the settings that the run was trained with" in str(error.value)
     for key, array in model_state.snapshot(other).items():
         np.testing.assert_array_equal(array, before[key])

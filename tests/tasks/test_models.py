@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from tasks import config
 from tasks.modeling import models
-from tasks.records import Feature, PreparedDataset, PreparedSplit, Target, as_input
+from tasks.records import Feature, Target, as_input
 from tasks.system.errors import UserError
+from tests.tasks.written_runs import PREPARED
 
 
 @pytest.fixture
@@ -21,28 +22,9 @@ def policy():
 
 def prepared(shape=(28, 28, 1), num_classes=10, mean=(0.0,), std=(1.0,)):
     """The manifest of a prepared dataset, of which a model reads shape, classes and statistics."""
-    split = PreparedSplit(
-        num_examples=1,
-        features={"image": "images.npy"},
-        labels="labels.npy",
-        sha256={},
-        class_counts=(1,),
-    )
-    return PreparedDataset(
-        name="digits",
-        kind="tfds",
-        version="1.0.0",
-        tfds_version="4.9.10",
-        folder="data/digits/prepared",
-        raw_folder="data/digits/raw",
-        features={"image": Feature(kind="image", shape=shape, dtype="uint8", mean=mean, deviation=std)},
-        target=Target(
-            task="classification", num_outputs=num_classes, class_names=tuple(str(i) for i in range(num_classes))
-        ),
-        splits={"train": split},
-        sources=(),
-        licence=None,
-    )
+    image = Feature(kind="image", shape=shape, dtype="uint8", mean=mean, deviation=std)
+    classes = Target.of_classes([str(i) for i in range(num_classes)])
+    return PREPARED.model_copy(update={"features": {"image": image}, "target": classes})
 
 
 # What a table has, as `prepare` leaves it.
@@ -172,11 +154,6 @@ def test_a_resnet_of_large_images_is_the_papers(blocks, expected):
     assert sum(math.prod(variable.shape) for variable in model.trainable_variables) == expected
     (last,) = (layer for layer in model.get_layer("resnet").layers if layer.name == "stage4_block2_relu")
     assert last.output.shape == (None, 7, 7, 512)
-
-
-def test_blocks_are_as_many_as_stages():
-    with pytest.raises(UserError, match="cannot be built for images of shape"):
-        build("resnet", (32, 32, 3), 10, blocks_per_stage=[2, 2, 2, 2])
 
 
 def layers_of(model):
@@ -440,9 +417,9 @@ def test_a_model_of_the_users_own(own_models):
         ("mlp", {"units": 3}, ["model.name = 'mlp'", "'units': 3"]),
         ("own_models:build", {"widht": 3}, ["'model.options.widht'", "did you mean 'model.options.width'?"]),
         ("own_models:needs_nothing", {"width": 3}, ["'model.options.width'", "no options"]),
-        ("own_models:text", {}, ["own_models:text", "no function 'text'"]),
-        ("own_models:gone", {}, ["own_models:gone", "no function 'gone'"]),
-        ("own_models:", {}, ["own_models:", "no function ''"]),
+        ("own_models:text", {}, ["own_models:text", "no function or class 'text'"]),
+        ("own_models:gone", {}, ["own_models:gone", "no function or class 'gone'"]),
+        ("own_models:", {}, ["own_models:", "no function or class ''"]),
         ("gone_models:build", {}, ["gone_models:build", "no module 'gone_models'"]),
         ("needy_models:build", {}, ["needy_models:build", "no module 'a_package_that_is_not_there'"]),
         ("broken_models:build", {}, ["broken_models:build", "RuntimeError: no licence"]),

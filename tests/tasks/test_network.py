@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasks.process.environment import keep_private
+from tasks.process.child import keep_private
 from tasks.system import network
 from tasks.system.errors import UserError
 

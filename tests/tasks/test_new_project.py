@@ -79,7 +79,7 @@ def test_what_is_there_is_not_overwritten(tmp_path, there):
     folder = tmp_path / "mine"
     (folder / there).parent.mkdir(parents=True)
     (folder / there).write_text("mine")
-    with pytest.raises(UserError, match=re.escape(f"{folder} holds {there}")):
+    with pytest.raises(UserError, match=re.escape(f"{folder} contains {there}")):
         new_project.make(folder, git=True)
     assert files_of(tmp_path) == {f"mine/{there}"}
     assert not (folder / ".git").exists()
@@ -91,30 +91,17 @@ def test_a_folder_with_other_files_becomes_a_project(tmp_path):
     made = new_project.make(tmp_path)
     assert made.git
     assert files_of(tmp_path) == {*made.files, "recipes/own.yaml"}
-    with pytest.raises(UserError, match=r"is a project already: give a folder that is in none"):
+    with pytest.raises(UserError, match=r"is already a project: give a folder outside of any project"):
         new_project.make(tmp_path)
     with pytest.raises(UserError, match=rf"is in the project {re.escape(str(tmp_path))}"):
         new_project.make(tmp_path / "recipes")
 
 
-def test_nothing_stays_of_a_project_that_was_not_finished(tmp_path):
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "kept").write_text("mine")
-    made = tmp_path.with_name("made")
-    for name in ("recipes/a.yaml", "data/digits/b", ".git/config"):
-        (made / name).parent.mkdir(parents=True)
-        (made / name).touch()
-    parts = [Path(name) for name in ("recipes/a.yaml", "data/digits/b", ".git", "zzz/gone")]
-    with pytest.raises(FileNotFoundError, match="zzz/gone"):  # It comes last.
-        new_project._move(made, tmp_path, parts)
-    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"recipes", "kept"}
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("a file", "is a file: give the folder"),
-        ("no/such", r"there is no folder .*/no: make it"),
+        ("a file", "is a file: give a folder"),
+        ("no/such", r"the folder .*/no does not exist: create it"),
         ("a" * 300, "cannot be written .*File name too long"),
     ],
 )
@@ -159,3 +146,12 @@ def test_a_table_of_ones_own_depends_on_its_file_and_on_the_readers_version(made
     (stage,) = yaml.safe_load(dataset_folder.local_pipeline(described, made))["stages"].values()
     assert stage["deps"] == ["tasks/t.csv"], "a file of the user's, whatever its folder is called"
     assert stage["params"][1] == {"data/${dataset.name}/reader.json": ["version"]}
+
+
+def test_git_in_a_folder_that_is_a_repository_keeps_it(tmp_path):
+    folder = tmp_path / "there"
+    pygit2.init_repository(str(folder))
+    config = (folder / ".git" / "config").read_text()
+    assert not new_project.make(folder, git=True).git
+    assert (folder / ".git" / "config").read_text() == config
+    assert (folder / "params.yaml").is_file()

@@ -70,20 +70,6 @@ def test_every_optimizer_with_its_options(overrides, kind, gradient, expected):
     assert step_once(optimizer, gradient) == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_optimizer_follows_the_schedule_step_by_step():
-    settings = load(
-        "optimizer.kind=sgd", "schedule={kind: piecewise, boundaries_epochs: [1], learning_rates: [1, 0.1]}"
-    )
-    optimizer = optimizers.build(settings, 2, 32)  # Two steps an epoch.
-    weight = keras.Variable([0.0])
-    optimizer.build([weight])
-    places = []
-    for _ in range(4):
-        optimizer.apply([keras.ops.convert_to_tensor([-1.0])])
-        places.append(weight.numpy().item())
-    np.testing.assert_allclose(places, [1.0, 2.0, 2.1, 2.2], rtol=1e-6)
-
-
 def test_gradients_are_accumulated_and_the_schedule_still_counts_steps():
     settings = load(
         "optimizer.kind=sgd", "schedule={kind: piecewise, boundaries_epochs: [1], learning_rates: [1, 0.1]}",

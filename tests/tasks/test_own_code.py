@@ -54,7 +54,9 @@ def test_a_module_of_a_name_that_is_taken_is_told(tmp_path: Path, monkeypatch: p
 
 
 OVERRIDES = {
-    "model.name": "mine.models:build", "train.loss": "mine.losses:loss", "dataset.name": "mine.data:Pairs",
+    "model.name": "mine.models:build", "optimizer.kind": "mine.parts:Lion", "schedule.kind": "mine.parts:Step",
+    "input.augmentation.custom": "mine.parts:rows", "train.loss": "mine.losses:loss", "dataset.name": "mine.data:Pairs",
+    "train.callbacks": ["mine.parts:First", {"mine.parts:Second": {"every": 2}}],
     "train.metrics": ["mine.metrics:first"], "register.metric": "test/mine.metrics:second",
     "checkpoint.monitor": "validation/mine.metrics:third",
     "train.early_stopping": {"monitor": "validation/mine.metrics:fourth", "patience_epochs": 1},
@@ -65,7 +67,8 @@ def test_all_code_that_settings_name_is_found(project: Path) -> None:
     assert own_code.named_in(config.load()) == {}
     found = own_code.named_in(config.load(overrides=OVERRIDES))
     assert set(found) == {
-        "mine.models:build", "mine.losses:loss", "mine.data:Pairs",
+        "mine.models:build", "mine.losses:loss", "mine.data:Pairs", "mine.parts:Lion", "mine.parts:Step",
+        "mine.parts:First", "mine.parts:Second", "mine.parts:rows",
         *(f"mine.metrics:{name}" for name in ("first", "second", "third", "fourth")),
     }  # fmt: skip
     for name, key in found.items():
@@ -81,7 +84,8 @@ def test_no_other_setting_takes_code(project: Path) -> None:
             if r":\\w+$" in repr(value):
                 found.add((section, key))
     assert found == {
-        ("Checkpoint", "monitor"), ("Dataset", "builder"), ("EarlyStopping", "monitor"), ("Register", "metric"),
+        ("Augmentation", "custom"), ("Checkpoint", "monitor"), ("Dataset", "builder"), ("EarlyStopping", "monitor"),
+        ("OwnOptimizer", "kind"), ("OwnSchedule", "kind"), ("Register", "metric"), ("Train", "callbacks"),
         ("Train", "loss"), ("Train", "metrics"),
     }  # fmt: skip
     assert "pattern" not in schema["$defs"]["Model"]["properties"]["name"], "it has a check of its own"

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from flows.cli import runs
 from tasks import config
 from tasks.operations import preconditions
 from tasks.system.errors import UserError
@@ -17,7 +18,7 @@ CONTRADICTED = [
     ("KERAS_BACKEND", "tensorflow", ["strategy.kind=data_parallel"], "contradicts strategy.kind = 'data_parallel'"),
     ("KERAS_BACKEND", "jax", ["strategy.kind=mirrored"], "Unset KERAS_BACKEND, or give strategy.kind=data_parallel or"),
     ("KERAS_BACKEND", "torch", [], r"which trains on tensorflow\. Unset KERAS_BACKEND$"),
-    ("TF_CONFIG", "{", ["strategy.kind=multi_worker"], r"TF_CONFIG = '\{': it is not JSON"),
+    ("TF_CONFIG", "{", ["strategy.kind=multi_worker"], r"TF_CONFIG = '\{': Invalid JSON"),
 ]
 
 
@@ -53,5 +54,6 @@ def test_there_is_no_tpu_here(project):
 def test_a_folder_that_cannot_be_written_is_named(project, folder):
     shutil.rmtree(project / folder)
     (project / folder).symlink_to("/proc/self")  # Nobody can make a file there, root neither.
-    with pytest.raises(UserError, match=rf"{folder} cannot be written \(.+\): make the project's folder writable"):
-        preconditions.check_writable()
+    for check in (preconditions.check_writable, lambda: next(iter(runs.report("latest", open_page=False)))):
+        with pytest.raises(UserError, match=rf"{folder} cannot be written \(.+\): make the project's folder writable"):
+            check()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tasks import config
-from tasks.process.environment import stage_environment
+from tasks.process.child import stage_environment
 
 
 def test_a_stage_finds_its_backend_and_the_environment_it_was_installed_in(project, monkeypatch):
@@ -18,6 +18,7 @@ def test_a_stage_finds_its_backend_and_the_environment_it_was_installed_in(proje
     assert environment["TF_CPP_MIN_LOG_LEVEL"] == "0", "what the user set stays"
     assert "PREFECT_API_URL" not in environment
     assert environment["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0", "a lost reply would make a second run"
+    assert environment["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] == "false"
 
 
 def test_only_a_launcher_says_who_is_in_a_cluster(project, monkeypatch):

@@ -1,16 +1,17 @@
 import csv
+import itertools
 import json
-import subprocess
-import sys
 from xml.etree import ElementTree
 
 import matplotlib.image
 import numpy as np
 import pytest
 
-from tasks import config, reports
+from tasks import config
 from tasks.records import ClassMetrics, Comparison, ComparisonRow, EvaluationResult, TrainingResult
 from tasks.reports import charts
+from tasks.reports.comparison import comparison_pages, figures_table
+from tasks.reports.tables import history_table, metrics_table, predictions_table, records_table
 
 
 def evaluation(matrix, names=None, metrics=None):
@@ -34,10 +35,7 @@ def evaluation(matrix, names=None, metrics=None):
 LONG = [f"species number {i} of a long name" for i in range(26)]
 
 
-@pytest.mark.in_ci(1, 2)
-@pytest.mark.parametrize(
-    ("num_classes", "names"), [(2, None), (10, None), (26, LONG), (102, None)], ids=["2", "10", "26 long", "102"]
-)
+@pytest.mark.parametrize(("num_classes", "names"), [(10, None), (26, LONG)], ids=["10", "26 long"])
 def test_the_picture_has_a_sensible_size_and_nothing_is_cut_off(tmp_path, num_classes, names):
     matrix = np.eye(num_classes, dtype=int) * 40
     drawn = charts.confusion_matrix(evaluation(matrix, names))
@@ -53,33 +51,6 @@ def test_the_picture_has_a_sensible_size_and_nothing_is_cut_off(tmp_path, num_cl
         assert (border > 0.98).all(), "nothing is cut off at the edge"
 
 
-def test_a_mistake_moves_a_square_along_its_row(tmp_path):
-    right = np.eye(10, dtype=int) * 40
-    wrong = right.copy()
-    wrong[3] = np.eye(10, dtype=int)[7] * 40
-    pictures = [
-        matplotlib.image.imread(charts.confusion_matrix(evaluation(matrix)).save(tmp_path / f"{i}.png", "t"))
-        for i, matrix in enumerate([right, wrong])
-    ]
-    rows, columns = np.nonzero((pictures[0] != pictures[1]).any(2))
-    height, width, _ = pictures[0].shape
-    # Two of a hundred squares changed: from the fourth column to the eighth, in the fourth row.
-    assert 0.01 < len(rows) / (height * width) < 0.02
-    assert height * 0.3 < rows.min() < rows.max() < height * 0.45
-    assert width * 0.3 < columns.min() < width * 0.4
-    assert width * 0.7 < columns.max() < width * 0.85
-
-
-def test_the_shade_is_the_share_of_a_row(tmp_path):
-    # Ten times as many examples of a class change no shade, only the numbers in the squares.
-    few, many = [[3, 1], [1, 3]], [[30, 10], [1, 3]]
-    pictures = [
-        matplotlib.image.imread(charts.confusion_matrix(evaluation(matrix)).save(tmp_path / f"{i}.png", "t"))
-        for i, matrix in enumerate([few, many])
-    ]
-    assert 0 < (pictures[0] != pictures[1]).any(2).mean() < 0.005
-
-
 def test_a_class_without_examples_is_no_warning(tmp_path):
     assert charts.confusion_matrix(evaluation([[0, 0], [1, 2]])).save(tmp_path / "p.png", "t").stat().st_size > 1000
 
@@ -90,11 +61,9 @@ HISTORY = {
 }  # fmt: skip
 
 
-@pytest.mark.in_ci(0)
-@pytest.mark.parametrize("epochs", [1, 3])
-def test_the_learning_curve_has_a_panel_a_metric_and_a_line_a_split(tmp_path, epochs):
+def test_the_learning_curve_has_a_panel_a_metric_and_a_line_a_split(tmp_path):
     def draw(name, **changes):
-        history = {metric: values[:epochs] for metric, values in (HISTORY | changes).items() if values}
+        history = {metric: values for metric, values in (HISTORY | changes).items() if values}
         drawn = charts.learning_curve(TrainingResult.model_construct(history=history)).save(tmp_path / name, "a run")
         return matplotlib.image.imread(drawn)
 
@@ -112,9 +81,8 @@ def test_the_learning_curve_has_a_panel_a_metric_and_a_line_a_split(tmp_path, ep
     assert narrow.shape[1] < width * 0.7
 
 
-@pytest.mark.in_ci(0)
-@pytest.mark.parametrize(("height", "width", "channels"), [(8, 8, 1), (20, 30, 3), (30, 20, 4), (5, 9, 2)])
-def test_the_augmented_examples_are_a_row_each_with_the_original_first(tmp_path, height, width, channels):
+def test_the_augmented_examples_are_a_row_each_with_the_original_first(tmp_path):
+    height, width, channels = 20, 30, 3
     section = config.load(
         None, ["input.augmentation={rotation: 0.1, rand_augment: {num_layers: 2}}"]
     ).input.augmentation
@@ -124,7 +92,6 @@ def test_the_augmented_examples_are_a_row_each_with_the_original_first(tmp_path,
         return matplotlib.image.imread(drawn)[..., :3]
 
     images = np.full((4, 8, height, width, channels), 128, np.uint8)
-    images[..., 3:] = 0  # What a fourth channel says is not shown.
     grey = draw(images)
     assert (grey[:, :3] > 0.98).all()
     assert (grey[:, -3:] > 0.98).all(), "nothing is cut off at the edge"
@@ -150,7 +117,7 @@ def test_the_history_is_a_line_an_epoch(tmp_path):
     result = TrainingResult.model_construct(
         history={"validation/loss": (0.5, 0.25), "train/loss": (1.5, float("nan")), "train/accuracy": (0.1, 1 / 3)}
     )
-    assert read(reports.history_table(result, tmp_path / "new" / "history.csv")) == [
+    assert read(history_table(result, tmp_path / "new" / "history.csv")) == [
         ["epoch", "train/accuracy", "train/loss", "validation/loss"],
         ["1", "0.1", "1.5", "0.5"],
         ["2", "0.3333333333333333", "nan", "0.25"],
@@ -158,7 +125,7 @@ def test_the_history_is_a_line_an_epoch(tmp_path):
 
 
 def test_the_table_of_predictions_is_a_line_an_example(tmp_path):
-    table = reports.predictions_table(evaluation([[2, 1], [0, 1]], ["a, b", "c"]), tmp_path / "predictions.csv")
+    table = predictions_table(evaluation([[2, 1], [0, 1]], ["a, b", "c"]), tmp_path / "predictions.csv")
     assert read(table) == [
         ["actual", "predicted"],
         ["a, b", "a, b"],
@@ -170,7 +137,7 @@ def test_the_table_of_predictions_is_a_line_an_example(tmp_path):
 
 def test_the_table_of_a_regression_has_its_numbers(tmp_path):
     numbers = evaluation([[1]]).model_copy(update={"confusion_matrix": (), "classes": (), "predictions": ((1.5, 2.0),)})
-    assert read(reports.predictions_table(numbers, tmp_path / "p.csv")) == [["actual", "predicted"], ["1.5", "2.0"]]
+    assert read(predictions_table(numbers, tmp_path / "p.csv")) == [["actual", "predicted"], ["1.5", "2.0"]]
 
 
 @pytest.mark.parametrize("task", ["regression", "multilabel"])
@@ -184,7 +151,7 @@ def test_what_has_no_confusion_matrix_has_another_picture(tmp_path, task):
         made = of_classes.model_copy(update={"confusion_matrix": ()})
     picture = charts.predictions(made).save(tmp_path / "predictions.png", "title")
     assert picture.read_bytes()[:4] == b"\x89PNG"
-    told = {"regression": "predicted against true target, 2 points", "multilabel": "precision and recall of each label"}
+    told = {"regression": "predicted against true target, 2 points", "multilabel": "F1 of each label"}
     assert charts.predictions(made).alt == told[task]
     assert charts.predictions(of_classes).alt == "confusion matrix of 2 classes, 3 of 4 examples on its diagonal"
 
@@ -202,24 +169,6 @@ def test_names_are_drawn_as_they_are(tmp_path):
         assert max(len(text) for text in drawn if "LLL" in text) <= 40
 
 
-@pytest.mark.parametrize(("low", "high"), [(1e-3, 5e-3), (1e-5, 1.0), (8.0, 8.0)])
-def test_a_logarithmic_axis_has_a_few_plain_numbers(low, high):
-    chart = charts.plot("rate", "loss", [charts.Series([low, high], [1.0, 2.0], "whole", kind="dots")], "t", log=True)
-    chart.svg()
-    axis = chart.figure.axes[0].xaxis
-    shown = [text for place, text in zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
-             if axis.get_view_interval()[0] <= place <= axis.get_view_interval()[1]]  # fmt: skip
-    assert 1 <= len(shown) <= 7
-    assert all(float(text.get_text()) > 0 for text in shown)
-
-
-def test_what_looks_like_a_drawing_is_a_name():
-    names = ['<b id="9px">', ' clip-path="x"', "#0068b5", "font: 9px y", "-->", "<!-- a -->", "&amp;"]
-    drawn = charts.bars("#1b1f24", dict.fromkeys(names, 1.0)).svg()
-    texts = [element.text for element in ElementTree.fromstring(drawn).iter() if element.tag.endswith("text")]
-    assert [name for name in [*(name.strip() for name in names), "#1b1f24"] if name not in texts] == []
-
-
 def test_a_letter_that_the_usual_font_lacks_is_drawn_by_another_one(tmp_path):
     made = evaluation(np.eye(2, dtype=int), ["⏜⏝", "高"])  # One that a font of Matplotlib's has, and one that none has.
     assert "STIX" in charts.confusion_matrix(made).save(tmp_path / "matrix.svg").read_text()
@@ -227,7 +176,7 @@ def test_a_letter_that_the_usual_font_lacks_is_drawn_by_another_one(tmp_path):
 
 
 def test_metrics_are_nested_as_dvc_shows_them(tmp_path):
-    path = reports.metrics_table(evaluation([[1]]), tmp_path / "test.json")
+    path = metrics_table(evaluation([[1]]), tmp_path / "test.json")
     assert json.loads(path.read_text()) == {"test": {"loss": 0.5, "accuracy": 0.75, "top_5_accuracy": 1.0}}
 
 
@@ -252,7 +201,7 @@ def compared(*rows, **more):
 def test_a_comparison_as_a_page(tmp_path):
     again = FAILED.model_copy(update={"loop": "fit"})
     made = compared(WORKED, FAILED, again, left_out=("mlp with fit: none",), note="2 devices share 2 cores.")
-    _, page = reports.comparison_pages(made, tmp_path)
+    _, page = comparison_pages(made, tmp_path)
     assert page == tmp_path / "comparison.md"
     assert (
         "## Figures\n\n"
@@ -264,24 +213,24 @@ def test_a_comparison_as_a_page(tmp_path):
         "| tpu | fit | - | - | - | - | - | - | - | - | - |\n\n"
         'tpu, custom and fit: no TPU, "nowhere"\n\n'
         "model_parallel, fit: restarted: worker 1 died (SIGKILL)\n\n"
-        "Speed-up in 2 rounds: model_parallel, fit: 0.45 to 0.55. Where they span 1 it is ~1: no difference was "
-        "measured.\n\n"
+        "Speed-up in 2 rounds: model_parallel, fit: 0.45 to 0.55. ~1 means that the range includes 1: no difference "
+        "was measured.\n\n"
         "left out: mlp with fit: none\n\n"
         "2 devices share 2 cores.\n\n"
     ) in page.read_text()
     assert page.read_text().startswith("# mlp on digits: model_parallel, tpu\n\n")
-    for line in ("| seed | 7 |", "| git commit | abc |", "| each was measured | 2 times, and figures are medians |"):
+    for line in ("| seed | 7 |", "| git commit | abc |", "| measurements | 2 each; figures are medians |"):
         assert line in page.read_text()
 
 
 def test_a_comparison_as_csv_keeps_the_numbers(tmp_path):
-    first, worked, failed = read(reports.comparison_table(compared(WORKED, FAILED), tmp_path / "new" / "table.csv"))
+    first, worked, failed = read(records_table(compared(WORKED, FAILED).rows, tmp_path / "new" / "table.csv"))
     shown = dict(zip(first, worked, strict=True))
-    assert (shown["examples_per_second"], shown["test/accuracy"], shown["restarts"]) == ("1234.5", "0.98765", "1")
-    assert shown["devices"] == "cpu:0 cpu:1"
+    assert (shown["examples_per_second"], shown["metrics.test/accuracy"]) == ("1234.5", "0.98765")
+    assert shown["devices"] == "['cpu:0', 'cpu:1']"
     shown = dict(zip(first, failed, strict=True))
     assert (shown["strategy"], shown["reason"]) == ("tpu", 'no TPU, "nowhere"')
-    assert {shown[name] for name in ("examples_per_second", "test/accuracy", "run_id")} == {""}
+    assert {shown[name] for name in ("examples_per_second", "metrics.test/accuracy", "run_id")} == {""}
 
 
 @pytest.mark.parametrize(
@@ -289,11 +238,15 @@ def test_a_comparison_as_csv_keeps_the_numbers(tmp_path):
     [(None, "-"), (0.0, "0.00"), (9.99, "9.99"), (9.996, "10.0"), (99.9, "99.9"), (99.96, "100"), (12345.6, "12,346")],
 )
 def test_seconds_take_few_letters(seconds, text):
-    table = reports.figures_table(compared(WORKED.model_copy(update={"tracing_seconds": seconds})))
+    table = figures_table(compared(WORKED.model_copy(update={"tracing_seconds": seconds})))
     assert dict(zip(table.header, table.rows[0], strict=True)).get("tracing, s", "-") == text
 
 
-def test_a_command_that_prints_tables_imports_neither_matplotlib_nor_numpy():
-    said = "import sys, tasks.reports, flows.cli.training; print({'matplotlib', 'numpy'} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+def test_the_numbers_below_ranges_do_not_overlap():
+    lines = [("one_device, fit", 16_758.0, 17_214.0, 17_670.0), ("mirrored, fit", 6_740.0, 7_095.0, 7_451.0)]
+    figure = charts.ranges("examples/s", lines).figure
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    shown = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
+    assert len(shown) >= 2
+    assert all(before.x1 + 4 < after.x0 for before, after in itertools.pairwise(shown))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks import config, records, runs
-from tasks.runs import lineage
+from tasks import config, records
+from tasks.runs import entries, lineage, locks, outcome, resume
 from tasks.system.errors import UserError
 from tests.tasks.written_runs import write_results
 
@@ -23,19 +23,19 @@ def begin(*overrides, run_id=RUN, ended="KILLED", data_version="d", settings=Non
         folder=f"mlruns/runs/{run_id}",
         lineage=lineage.collect(begun_with, data_version),
         settings=settings or begun_with.to_json(),
-        key=runs.key_of(begun_with),
+        key=locks.key_of(begun_with),
         host=socket.gethostname(),
-        number=runs.next_number(),
+        number=entries.next_number(),
     )
     records.save(run, Path(run.folder, "records", "run.json"))
-    runs.set_status(run, ended)
+    outcome.set_status(run, ended)
     return run
 
 
 def resumed(*overrides, data_version="d"):
     """Return the run that a command resumes without being told to."""
     settings = config.load(None, overrides)
-    found = runs.find_unfinished(settings, lineage.collect(settings, data_version))
+    found = entries.find_unfinished(settings, lineage.collect(settings, data_version))
     return found and found.run_id
 
 
@@ -53,11 +53,11 @@ SAME = [
 
 def test_a_setting_without_result_makes_no_other_run(project):
     run = begin()
-    assert runs.changes_without_result(config.load(), run) == ""
+    assert resume.changes_without_result(config.load(), run) == ""
     for override in SAME:
         assert resumed(override) == RUN, override
         key, _, value = override.partition("=")
-        said = runs.changes_without_result(config.load(None, [override]), run)
+        said = resume.changes_without_result(config.load(None, [override]), run)
         assert said.startswith(f" ({key} was ")
         assert value.lower() in said.lower()
 
@@ -65,7 +65,7 @@ def test_a_setting_without_result_makes_no_other_run(project):
 # Each row: what the next command is given, and why the run is not resumed.
 OTHER = [
     (["train.seed=7"], f"train.seed was 0 and is 7. A new run starts; --resume {RUN} and its own settings resumes"),
-    (["train.epochs=2"], f"train.epochs was 15 and is 2. A new run starts; --resume {RUN} resumes that one"),
+    (["train.epochs=2"], f"train.epochs was 15 and is 2. A new run starts; --resume {RUN} resumes the unfinished one"),
     (
         ["train.seed=7", "train.epochs=2", "schedule.learning_rate=0.5", "optimizer.kind=sgd"],
         "optimizer.kind was 'adam' and is 'sgd'; schedule.learning_rate was 0.003 and is 0.5; train.epochs was 15 and "
@@ -79,9 +79,9 @@ def test_a_run_that_is_not_resumed_is_named_with_the_reason(project):
     for overrides, said in OTHER:
         settings = config.load(None, overrides)
         traced = lineage.collect(settings, "d")
-        assert runs.find_unfinished(settings, traced) is None
-        why = runs.why_not_resumed(settings, traced)
-        assert why.startswith(f"run {RUN} is unfinished, and is not resumed: ")
+        assert entries.find_unfinished(settings, traced) is None
+        why = resume.why_not_resumed(settings, traced)
+        assert why.startswith(f"run {RUN} is unfinished but is not resumed: ")
         assert said in why
         assert "\n" not in why
 
@@ -91,7 +91,7 @@ def test_other_data_and_other_code_are_reasons(project):
     begin()
     Path("tasks/modeling/models/own.py").write_text("new = True\n")
     settings = config.load()
-    why = runs.why_not_resumed(settings, lineage.collect(settings, "e"))
+    why = resume.why_not_resumed(settings, lineage.collect(settings, "e"))
     assert "its data version was d and is e; the code of flows/, tasks/" in why
 
 
@@ -107,12 +107,12 @@ def test_nothing_is_said_of_a_run_that_ended_or_is_at_work_or_has_other_data(pro
     run = begin(ended="RUNNING")
     settings = config.load(None, ["train.seed=7"])
     traced = lineage.collect(settings, "d")
-    with runs.lock(run.key, "a training"):
-        assert runs.why_not_resumed(settings, traced) is None
-    assert runs.why_not_resumed(settings, traced) is not None
-    assert runs.why_not_resumed(config.load(None, ["dataset.name=mnist"]), traced) is None
-    runs.set_status(run, "FINISHED")
-    assert runs.why_not_resumed(settings, traced) is None
+    with locks.lock(run.key, "a training"):
+        assert resume.why_not_resumed(settings, traced) is None
+    assert resume.why_not_resumed(settings, traced) is not None
+    assert resume.why_not_resumed(config.load(None, ["dataset.name=mnist"]), traced) is None
+    outcome.set_status(run, "FINISHED")
+    assert resume.why_not_resumed(settings, traced) is None
 
 
 # Each row: what a resume gives, and what it is refused with; None where it is not.
@@ -135,9 +135,9 @@ def test_a_resume_may_change_how_a_training_goes_on_and_not_what_it_learns(proje
         state.write_text(text)
     for overrides, said in RESUMES:
         settings = config.load(None, overrides)
-        runs.refuse_resume(settings, RUN, allow_changes=True)
+        resume.refuse_other_training(settings, run, allow_changes=True)
         with pytest.raises(UserError) if said else contextlib.nullcontext() as error:
-            runs.refuse_resume(settings, RUN)
+            resume.refuse_other_training(settings, run)
         assert said is None or said in str(error.value)
 
 
@@ -170,7 +170,7 @@ def test_what_a_stage_left_stays_while_its_settings_are_those(project):
         for name in ("training.json", "evaluation.json", "registration.json"):
             (folder / name).touch()
         settings = config.load(None, overrides)
-        runs.forget_what_changed(run, settings, lineage.collect(settings, "d"))
+        resume.forget_what_changed(run, settings, lineage.collect(settings, "d"))
         assert {path.name for path in folder.iterdir()} - {"run.json"} == kept
 
 
@@ -180,13 +180,13 @@ def test_what_a_resume_changes_stands_in_the_record_with_the_step_that_it_was_re
     overrides = ["train.epochs=9", "train.loop=custom", "checkpoint.keep=7", "evaluate.checkpoint=best"]
     settings = config.load(None, overrides)
     now = lineage.collect(settings, "d")
-    assert runs.what_changed(run, settings, now, here) == (), "it has no checkpoint, so it begins anew"
+    assert resume.what_changed(run, settings, now, here) == (), "it has no checkpoint, so it begins anew"
     state = project / run.folder / "checkpoints" / "82" / "state.json"
     state.parent.mkdir(parents=True)
     state.write_text(json.dumps({"state": {"global_batch_size": 32}}))
     there = here | {"cores": "4"}
     others = now.model_copy(update={"code_digest": "c" * 64, "data_version": "e"})
-    changed = runs.what_changed(run, settings, others, there)
+    changed = resume.what_changed(run, settings, others, there)
     assert [(one.kind, one.what, one.values, one.affects) for one in changed] == [
         ("settings", "train.epochs", "15 up to step 82, then 9", "result"),
         ("settings", "train.loop", "'fit' up to step 82, then 'custom'", "speed"),
@@ -196,20 +196,18 @@ def test_what_a_resume_changes_stands_in_the_record_with_the_step_that_it_was_re
     ]
     update = {"settings": settings.to_json(), "lineage": others, "environment": there, "changed": changed}
     again = run.model_copy(update=update)
-    assert runs.what_changed(again, settings, others, there) == changed, "it is not forgotten"
-    back = runs.what_changed(again, config.load(None, overrides[1:]), now, here)
-    assert [one.what for one in back] == ["train.loop"], "all else is as it began, and no step was done otherwise"
+    assert resume.what_changed(again, settings, others, there) == changed, "it is not forgotten"
     later = state.parent.rename(state.parent.with_name("91"))
-    more = runs.what_changed(again, config.load(None, ["train.epochs=12", *overrides[1:]]), others, there)
+    more = resume.what_changed(again, config.load(None, ["train.epochs=12", *overrides[1:]]), others, there)
     assert [one.values for one in more if one.what == "train.epochs"] == [
         "15 up to step 82, then 9",
         "9 up to step 91, then 12",
     ]
     later.rename(state.parent)
     write_results(run)
-    assert runs.what_changed(again, config.load(None, [*overrides, "train.loop=fit"]), others, there) == changed, (
+    assert resume.what_changed(again, config.load(None, [*overrides, "train.loop=fit"]), others, there) == changed, (
         "no step is done again"
     )
-    runs.forget_what_changed(run, settings, others)
+    resume.forget_what_changed(run, settings, others)
     records.save(again, project / run.folder / "records" / "run.json")
-    assert runs.find_run(RUN).changed == changed
+    assert entries.find_run(RUN).changed == changed

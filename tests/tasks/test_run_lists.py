@@ -1,35 +1,38 @@
 """Runs in a list, one by itself, and two side by side: of records, without a training."""
 
 import json
-import shutil
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from flows.cli import main
 from flows.cli import runs as run_commands
-from tasks import config, runs
+from tasks import config, records
 from tasks.modeling import metrics
 from tasks.operations import pipeline
-from tasks.records import MetricPair, RunDifference
+from tasks.records import MetricPair, RunDifference, RunStatus
+from tasks.runs import entries, listing, locks, outcome
 from tasks.system.errors import UserError
 from tests.tasks.written_runs import run_id_of, write_results, write_run
 
-ALL = runs.RunFilter()
+ALL = listing.RunFilter()
 
 
 def listed(choice=ALL, **how):
     """Return the numbers of the runs in a list."""
-    return [int(line.run_id[:4], 16) for line in runs.list_runs(choice, **how).runs]
+    return [int(line.run_id[:4], 16) for line in listing.list_runs(choice, **how).runs]
 
 
 def test_no_run_is_a_list_of_none(project):
-    found = runs.list_runs(ALL)
+    found = listing.list_runs(ALL)
     assert (found.runs, found.num_runs, found.bytes, found.unreadable) == ((), 0, 0, {})
-    with pytest.raises(UserError, match="unknown --dataset 'digits': there is no run yet"):
-        runs.list_runs(runs.RunFilter(dataset="digits"))
-    with pytest.raises(UserError, match="there is no run in mlruns/: train one first"):
-        runs.resolve("latest")
+    with pytest.raises(UserError, match="unknown --dataset 'digits': no run exists yet"):
+        listing.list_runs(listing.RunFilter(dataset="digits"))
+    with pytest.raises(UserError, match="no run exists in mlruns/: train one first"):
+        entries.resolve("latest")
 
 
 @pytest.fixture
@@ -70,9 +73,9 @@ CHOICES = [
 def test_runs_are_chosen_and_sorted(three):
     for choice, how, numbers in CHOICES:
         since = choice.get("since")
-        chosen = runs.RunFilter(**choice | {"since": since and datetime.fromtimestamp(since, UTC)})
+        chosen = listing.RunFilter(**choice | {"since": since and datetime.fromtimestamp(since, UTC)})
         assert listed(chosen, **how) == numbers, (choice, how)
-        assert runs.list_runs(chosen, **how).num_runs == 3
+        assert listing.list_runs(chosen, **how).num_runs == 3
 
 
 def test_the_best_by_a_metric_of_ones_own_come_first(project):
@@ -97,7 +100,7 @@ def test_which_is_better_is_known_of_each_metric():
 UNKNOWN = [
     ({"dataset": "digit"}, {}, "unknown --dataset 'digit': did you mean 'digits'.* Allowed: digits, noise"),
     ({"strategy": "miror"}, {}, "unknown --strategy 'miror': did you mean 'mirrored'"),
-    ({"status": "done"}, {}, "unknown --status 'done': Allowed: crashed, failed, finished, killed, running"),
+    ({"status": "done"}, {}, "unknown --status 'done'. Allowed: failed, finished, killed, running"),
     ({}, {"sort": "test/acuracy"}, "unknown --sort 'test/acuracy': did you mean 'test/accuracy'.* Allowed: bytes"),
 ]
 
@@ -105,57 +108,56 @@ UNKNOWN = [
 def test_what_no_run_has_is_refused(three):
     for choice, how, message in UNKNOWN:
         with pytest.raises(UserError, match=message):
-            runs.list_runs(runs.RunFilter(**choice), **how)
+            listing.list_runs(listing.RunFilter(**choice), **how)
 
 
 def test_a_line_says_what_came_of_a_run(three):
-    line = runs.list_runs(runs.RunFilter(dataset="digits", status="finished")).runs[0]
+    line = listing.list_runs(listing.RunFilter(dataset="digits", status="finished")).runs[0]
     assert (line.model, line.strategy, line.loop, line.model_version) == (
         "convnet2", "one_device", "fit", "digits-convnet2/7"
     )  # fmt: skip
     assert (line.headline, line.metrics) == ("test/accuracy", {"test/accuracy": 0.9, "test/loss": 0.3})
     assert (line.examples_per_second, line.began) == (5001.0, "1970-01-01T01:00:00+00:00")
     assert line.ended is not None
-    found = runs.list_runs(ALL)
+    found = listing.list_runs(ALL)
     assert (found.checkpoint_bytes, found.model_bytes) == (3 * 2004, 3 * 2000)
     on_disk = sum(path.stat().st_size for path in Path("mlruns/runs").rglob("*") if path.is_file())
     assert found.bytes == on_disk == sum(line.bytes for line in found.runs)
 
 
 def test_what_a_stage_leaves_after_the_end_of_a_run_is_seen(three):
-    assert runs.list_runs(runs.RunFilter(dataset="noise")).runs[0].metrics == {}
-    write_results(runs.find_run(run_id_of(3)), version="8", mae=2.5)
-    line = runs.list_runs(runs.RunFilter(dataset="noise")).runs[0]
+    assert listing.list_runs(listing.RunFilter(dataset="noise")).runs[0].metrics == {}
+    write_results(entries.find_run(run_id_of(3)), version="8", mae=2.5)
+    line = listing.list_runs(listing.RunFilter(dataset="noise")).runs[0]
     assert (line.headline, line.metrics, line.model_version) == ("test/mae", {"test/mae": 2.5}, "digits-convnet2/8")
 
 
-def test_a_run_whose_process_died_is_crashed_and_one_at_work_is_running(project):
+def test_a_run_whose_process_died_was_killed_and_one_at_work_is_running(project):
     run = write_run(1, "RUNNING")
-    away = write_run(2, "RUNNING", host="elsewhere")
-    with runs.lock(run.key, "a training"):
-        assert [line.status for line in runs.list_runs(ALL).runs] == ["running", "running"]
-    lines = runs.list_runs(ALL).runs
-    assert {line.run_id: line.status for line in lines} == {run.run_id: "crashed", away.run_id: "running"}
-    assert [line.ended for line in lines] == [None, None]
+    lost = write_run(2, status=None)
+    write_run(3, "RUNNING", host="elsewhere")
+    with locks.lock(run.key, "a training"), locks.lock(lost.key, "a training"):
+        assert [line.status for line in listing.list_runs(ALL).runs] == ["running"] * 3
+    lines = listing.list_runs(ALL).runs
+    assert [line.status for line in lines] == ["running", "killed", "killed"]
+    assert [line.ended for line in lines] == [None] * 3
+    assert listing.show(lost).run.status == "killed"
+    assert outcome.is_running(lost), "reconcile ends it"
 
 
 @pytest.mark.parametrize(
     ("file", "content", "is_listed"),
     [
         ("records/run.json", "{", False),
-        ("records/run.json", '{"settings": 5}', False),
         ("records/evaluation.json", "[]", True),
-        ("records/training.json", "", True),
         ("status.json", "{", True),
-        ("records/pruned.json", "{", True),
     ],
 )
 def test_a_damaged_record_hides_no_other_run(three, file, content, is_listed):
     path = Path("mlruns/runs", run_id_of(2), file)
     path.write_text(content)
     assert listed() == ([3, 2, 1] if is_listed else [3, 1])
-    problems = runs.list_runs(ALL).unreadable
-    assert (file.split("/")[-1] in problems.get(f"mlruns/runs/{run_id_of(2)}", "")) is ("pruned" not in file)
+    assert (f"mlruns/runs/{run_id_of(2)}" in listing.list_runs(ALL).unreadable) is not is_listed
 
 
 def test_a_run_of_another_format_is_named_at_a_start_and_left_out(three, caplog):
@@ -164,39 +166,24 @@ def test_a_run_of_another_format_is_named_at_a_start_and_left_out(three, caplog)
     path.write_text(path.read_text().replace('"format": 1', '"format": 0'))
     assert listed() == [3, 1]
     assert listed() == [3, 1]
-    runs.remove_leftovers()  # As each start does.
+    locks.remove_leftovers()  # As each start does.
     said = f"{path.absolute()} has format 0, and this version of Stratagem reads format 1 only: start the run again"
-    assert runs.list_runs(ALL).unreadable[folder].startswith(said)
+    assert listing.list_runs(ALL).unreadable[folder].startswith(said)
     assert len([message for message in caplog.messages if message.startswith(said)]) == 1
     with pytest.raises(UserError, match="has format 0"):
-        runs.find_run(run_id_of(2))
-
-
-@pytest.mark.parametrize("settings", [{"dataset": 5}, {"dataset": {"name": "digits"}, "model": 5}, {}])
-def test_settings_that_are_none_are_a_damaged_record(three, settings):
-    path = Path("mlruns/runs", run_id_of(2), "records", "run.json")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"settings": settings}))
-    assert listed() == [3, 1]
-
-
-def test_a_copy_of_a_run_in_another_folder_is_no_run(three):
-    shutil.copytree(Path("mlruns/runs", run_id_of(1)), "mlruns/runs/copy")
-    found = runs.list_runs(ALL)
-    assert listed() == [3, 2, 1]
-    assert found.unreadable.keys() == {"mlruns/runs/copy"}
-    assert f"run.json is of mlruns/runs/{run_id_of(1)}: a copy" in found.unreadable["mlruns/runs/copy"]
+        entries.find_run(run_id_of(2))
 
 
 def test_a_run_is_named_by_the_beginning_of_its_id(three):
     write_run(0x1000)
-    assert runs.resolve("latest").run_id == run_id_of(0x1000)
-    assert runs.resolve("0003").run_id == run_id_of(3)
-    assert runs.resolve(run_id_of(2)).run_id == run_id_of(2)
-    with pytest.raises(UserError, match=f"run '000': 3 runs begin so: {run_id_of(1)}, .*Give more of it"):
-        runs.resolve("000")
+    assert entries.resolve("latest").run_id == run_id_of(0x1000)
+    assert entries.resolve("0003").run_id == run_id_of(3)
+    assert entries.resolve(run_id_of(2)).run_id == run_id_of(2)
+    with pytest.raises(UserError, match=f"run '000': 3 runs begin with it: {run_id_of(1)}, .*Give more letters"):
+        entries.resolve("000")
     for name in ("", "..", "../x", "%", "0_03", f"mlruns/runs/{run_id_of(1)}", "f" * 32, "f" * 33):
         with pytest.raises(UserError, match=r"unknown run '.*the newest runs: "):
-            runs.resolve(name)
+            entries.resolve(name)
 
 
 @pytest.mark.parametrize(
@@ -205,45 +192,48 @@ def test_a_run_is_named_by_the_beginning_of_its_id(three):
 )
 def test_a_time_is_how_long_ago(text, ago):
     before = datetime.now(UTC)
-    assert before <= runs.moment(text, "--since") + timedelta(**ago) <= datetime.now(UTC)
+    assert before <= listing.moment(text, "--since") + timedelta(**ago) <= datetime.now(UTC)
 
 
 @pytest.mark.parametrize("text", ["2026-11-20", "2026-11-20T18:30"])
 def test_a_time_is_a_day_or_a_time_of_it_here(text):
-    assert f"{runs.moment(text, '--since').astimezone():%Y-%m-%dT%H:%M}".startswith(text)
+    assert f"{listing.moment(text, '--since').astimezone():%Y-%m-%dT%H:%M}".startswith(text)
 
 
-@pytest.mark.parametrize("text", ["", "7", "d", "-7d", "7y", "1.5d", "999999w", "2026-13-01", "yesterday", "x" * 999])
+@pytest.mark.parametrize("text", ["", "7", "-7d", "7y", "2026-13-01", "yesterday"])
 def test_what_is_no_time_is_refused(text):
-    with pytest.raises(UserError, match=r"--since = '.*' is no time: give a day such as 2026-11-20"):
-        runs.moment(text, "--since")
+    with pytest.raises(UserError, match=r"--since = '.*' is not a time: give a day such as 2026-11-20"):
+        listing.moment(text, "--since")
 
 
 def test_a_run_is_shown_with_all_that_its_records_say(three):
-    shown = runs.show(runs.find_run(run_id_of(1)))
-    assert (shown.epochs, shown.steps, shown.weights_digest, shown.checkpoint) == (
+    shown = listing.show(entries.find_run(run_id_of(1)))
+    trained = shown.training
+    assert (trained.epochs, trained.steps, trained.weights_digest, shown.evaluated) == (
         2, 82, "1", f"mlruns/runs/{run_id_of(1)}/checkpoints/82"
     )  # fmt: skip
-    assert (shown.run.model_version, shown.aliases, shown.settings) == ("digits-convnet2/7", ("challenger",), {})
-    assert [(one.path.split("/")[-1], one.bytes) for one in (*shown.checkpoints, *shown.models)] == [
-        ("41", 1002), ("82", 1002), ("best.keras", 1000), ("final.keras", 1000)
-    ]  # fmt: skip
-    other = runs.show(runs.find_run(run_id_of(2)))
+    assert (shown.run.model_version, shown.registered.aliases, shown.settings) == (
+        "digits-convnet2/7",
+        ("challenger",),
+        {},
+    )
+    assert shown.files == {
+        "checkpoints/41": 1002, "checkpoints/82": 1002, "models/best.keras": 1000, "models/final.keras": 1000
+    }  # fmt: skip
+    other = listing.show(entries.find_run(run_id_of(2)))
     assert other.reason == "some reason"
     # Keys of another kind of a section are told, too.
     changed = ("strategy.kind", "strategy.devices", "train.loop")
     assert [other.settings[key] for key in changed] == [("mirrored", "one_device"), (2, None), ("custom", "fit")]
-    bare = runs.show(runs.find_run(run_id_of(3)))
-    assert (bare.checkpoint, bare.run.model_version, bare.aliases, bare.seconds) == (None, None, (), {})
+    bare = listing.show(entries.find_run(run_id_of(3)))
+    assert (bare.evaluated, bare.run.model_version, bare.registered, bare.seconds) == (None, None, None, {})
 
 
 def test_two_runs_differ_in_settings_data_code_metrics_and_speed(three):
     write_results(write_run(4, code_digest="other", data_version="f" * 32, overrides={"train.epochs": 3}), accuracy=0.7)
-    first, second = runs.find_run(run_id_of(1)), runs.find_run(run_id_of(4))
-    assert runs.compare(first, first).differences == {}
-    found = runs.compare(first, second)
-    assert (found.first, found.second) == (first.run_id, second.run_id)
-    assert found.differences == {
+    first, second = entries.find_run(run_id_of(1)), entries.find_run(run_id_of(4))
+    assert listing.compare(first, first) == {}
+    assert listing.compare(first, second) == {
         "train.epochs": (15, 3),
         "data version": ("d" * 32, "f" * 32),
         "code": ("c0de", "other"),
@@ -260,4 +250,41 @@ def test_a_run_that_was_not_evaluated_is_named_where_metrics_are_compared(capsys
     found = RunDifference(first="a" * 32, second="b" * 32, differences={"epochs": (1, 2)}, metrics={"test/x": measured})
     run_commands.print_difference(found)
     said = " ".join(capsys.readouterr().out.split())
-    assert "of 95 %; bbbbbbbb was not evaluated (stratagem evaluate --run bbbbbbbb)" in said
+    assert "95 % intervals; bbbbbbbb was not evaluated (stratagem evaluate bbbbbbbb)" in said
+
+
+def test_status_shows_how_far_a_training_is_the_last_result_and_what_failed(project, capsys):
+    write_results(write_run(1), accuracy=0.9)
+    write_run(2, "FAILED")
+    old, trial = write_run(3, "KILLED"), write_run(6, "KILLED")
+    outcome.set_status(trial, "KILLED", "pruned after epoch 2: validation/loss 0.9000, and the limit was 0.8000")
+    day_before = records.at(datetime.now(UTC).timestamp() - 25 * 3600)
+    records.save(RunStatus(status="KILLED", reason=None, at=day_before), Path(old.folder, "status.json"))
+    running, new = (write_run(number, "RUNNING", {"train.epochs": 5}, host="elsewhere") for number in (4, 5))
+    now = 1000 * datetime.now(UTC).timestamp()
+    for run, ends in (running, (30_000, 20_000, 10_000)), (new, (10_000,)):
+        lines = [[["train/loss", 0.5, now - ago, 41 * epoch]] for epoch, ago in enumerate(ends, 1)]
+        others = [[["training/load", 0.1, now, 41]]]
+        text = "".join(f"{json.dumps(line)}\n" for line in [*lines, *others]) + '[["train/loss", 0.'
+        Path(run.folder, "metrics.jsonl").write_text(text)
+
+    found = listing.recent_runs()
+    assert [(one.run_id, one.epoch, one.epochs) for one in found.running] == [
+        (new.run_id, 1, 5),
+        (running.run_id, 3, 5),
+    ]
+    assert found.running[0].seconds_left is None, "one epoch says nothing about the next"
+    assert 0 <= found.running[1].seconds_left <= 10, "two epochs of 10 s are left, and 10 s of the first have passed"
+    assert (found.latest.run_id, found.latest.metrics) == (run_id_of(1), {"test/accuracy": 0.9})
+    assert found.failed == {f"{run_id_of(2)[:6]}-convnet2-one_device-fit": "failed: some reason"}
+
+    with pytest.raises(SystemExit):
+        get_command(main.app)(["status"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "No servers are running: `stratagem up` starts them.",
+        f"  running  {new.name}, epoch 1 of 5",
+    ]
+    assert re.fullmatch(rf"  running  {running.name}, epoch 3 of 5, about [\d.]+ m?s left", lines[2])
+    assert re.fullmatch(rf"  finished {run_id_of(1)[:6]}-convnet2-one_device-fit, test/accuracy 0\.9000, .+", lines[3])
+    assert lines[4:] == [f"  failed   {run_id_of(2)[:6]}-convnet2-one_device-fit, failed: some reason"]

@@ -19,7 +19,6 @@ GIVEN = {
     "parameters": 25_000_000,
     "examples_a_device": 32,
     "compute_seconds": [0.18],
-    "failures": None,
 }
 
 
@@ -79,63 +78,60 @@ def test_a_prediction_lies_in_its_range(communication, workers, parameters):
     assert found.efficiency_range[1] <= 1
 
 
-def simulated(interval: float, failures: scaling.Failures, workers: int) -> float:
+def simulated(interval: float, checkpoint: float, after: float, mtbf: float) -> float:
     """Return the share of the time that counts, by playing 4,000 intervals through."""
-    mtbf = failures.mtbf_seconds / workers
     draws = np.random.default_rng(0)
-    needed, total = interval + failures.checkpoint_seconds, 0.0
+    needed, total = interval + checkpoint, 0.0
     for _ in range(4000):
         restart = 0.0
         while (until_failure := draws.exponential(mtbf)) < restart + needed:
             total += until_failure
-            restart = failures.restart_seconds
+            restart = after
         total += restart + needed
     return 4000 * interval / total
 
 
 @pytest.mark.parametrize(("interval", "workers"), [(600, 1), (600, 64), (60, 64), (3000, 256)])
 def test_goodput_is_what_a_simulation_of_failures_gives(interval, workers):
-    failures = scaling.Failures(mtbf_seconds=10 * 86400, restart_seconds=120, checkpoint_seconds=5)
+    given = (interval, 5, 120, 10 * 86400 / workers)
     # The formula has each attempt begin with a restart that may fail; the first one of the simulation does not.
-    assert scaling.goodput(interval, failures, workers) == pytest.approx(
-        simulated(interval, failures, workers), rel=0.05
-    )
+    assert scaling.goodput(*given) == pytest.approx(simulated(*given), rel=0.05)
 
 
 def test_the_best_interval_loses_the_least():
-    failures = scaling.Failures(mtbf_seconds=64 * 3600, restart_seconds=120, checkpoint_seconds=5)
+    failures = {"mtbf_seconds": 64 * 3600, "restart_seconds": 120, "checkpoint_seconds": 5}
     best = scaling.best_interval_seconds(5, 3600)
     assert best == pytest.approx(math.sqrt(2 * 5 * 3600), rel=0.05), "Young's"
-    at_best = scaling.goodput(best, failures, 64)
-    others = [scaling.goodput(best * factor, failures, 64) for factor in (0.25, 0.5, 0.8, 1.25, 2, 4)]
+    at_best = scaling.goodput(best, 5, 120, 3600)
+    others = [scaling.goodput(best * factor, 5, 120, 3600) for factor in (0.25, 0.5, 0.8, 1.25, 2, 4)]
     assert at_best > max(others)
     assert scaling.best_interval_seconds(50, 20) == 20
-    assert scaling.goodput(1e9, failures, 64) == 0.0
+    assert scaling.goodput(1e9, 5, 120, 3600) == 0.0
 
-    found = scaling.plan(**GIVEN | {"failures": failures, "interval_steps": 10_000, "interval_seconds": 1000})
+    found = scaling.plan(**GIVEN | failures | {"interval_steps": 10_000, "interval_seconds": 1000})
     assert found.failures_a_day == pytest.approx(24)
     assert found.interval_seconds == 1000
     assert found.best_interval_seconds == pytest.approx(best)
     assert found.best_goodput == pytest.approx(at_best)
-    assert found.goodput == pytest.approx(scaling.goodput(1000, failures, 64))
+    assert found.goodput == pytest.approx(scaling.goodput(1000, 5, 120, 3600))
 
 
 def test_goodput_may_be_what_half_or_twice_of_the_time_between_failures_gives():
-    failures = scaling.Failures(mtbf_seconds=64 * 3600, restart_seconds=120, checkpoint_seconds=5)
-    twice, half = (scaling.Failures(64 * 3600 * factor, 120, 5) for factor in (2, 0.5))
-    in_seconds = scaling.plan(**GIVEN | {"failures": failures, "interval_seconds": 1000})
-    assert in_seconds.goodput_range == pytest.approx([scaling.goodput(1000, one, 64) for one in (half, twice)])
+    failures = {"mtbf_seconds": 64 * 3600, "restart_seconds": 120, "checkpoint_seconds": 5}
+    twice, half = ((5, 120, 3600 * factor) for factor in (2, 0.5))
+    in_seconds = scaling.plan(**GIVEN | failures | {"interval_seconds": 1000})
+    assert in_seconds.goodput_range == pytest.approx([scaling.goodput(1000, *one) for one in (half, twice)])
     best = in_seconds.best_interval_seconds
-    assert in_seconds.best_goodput_range == pytest.approx([scaling.goodput(best, one, 64) for one in (half, twice)])
+    assert in_seconds.best_goodput_range == pytest.approx([scaling.goodput(best, *one) for one in (half, twice)])
 
     # An interval in steps is as long as these may be.
-    in_steps = scaling.plan(**GIVEN | {"failures": failures, "interval_steps": 4000})
+    in_steps = scaling.plan(**GIVEN | failures | {"interval_steps": 4000})
     fastest, slowest = in_steps.step_seconds_range
     assert in_steps.goodput_range == pytest.approx(
-        (scaling.goodput(4000 * slowest, half, 64), scaling.goodput(4000 * fastest, twice, 64))
+        (scaling.goodput(4000 * slowest, *half), scaling.goodput(4000 * fastest, *twice))
     )
     assert in_steps.goodput_range[0] < in_steps.goodput < in_steps.goodput_range[1]
-    assert scaling.plan(**GIVEN | {"failures": failures}).goodput_range is None
+    assert scaling.plan(**GIVEN | failures).goodput_range is None
 
 
 def test_what_checkpoints_cost_needs_no_failures():
@@ -151,41 +147,34 @@ def test_what_checkpoints_cost_needs_no_failures():
     assert scaling.plan(**GIVEN).checkpoint_seconds is None
 
 
-READ = [
-    ("25Gbps", 25e9), ("100Mbit/s", 100e6), ("100 Mbit", 100e6), ("3GB/s", 24e9), ("1.5Gb/s", 1.5e9), ("900kbps", 9e5),
-]  # fmt: skip
+READ = {
+    "--bandwidth": {
+        "25Gbps": 25e9, "100Mbit/s": 100e6, "100 Mbit": 100e6, "3GB/s": 24e9, "1.5Gb/s": 1.5e9, "900kbps": 9e5,
+    },
+    "--mtbf": {"50us": 5e-5, "1.5 ms": 1.5e-3, "2min": 120, "30d": 2592000},
+    "--parameters": {"25.6M": 25_600_000, "7B": 7_000_000_000, "12": 12},
+}  # fmt: skip
+REFUSED = {
+    "--bandwidth": ("", "25", "25G", "GBps", "25GB", "-1Gbps", "0Gbps", "nanGbps", "1e30Gbps", "25gbps"),
+    "--mtbf": ("", "5", "us", "-5us", "0s", "5 weeks", "1e300y"),
+    "--parameters": ("", "x", "0", "-3", "25 Mio", "1e99", "0.4"),
+}
 
 
-@pytest.mark.parametrize(("text", "bits"), READ)
-def test_a_bandwidth(text, bits):
-    assert scaling.read_bandwidth(text) == pytest.approx(bits)
+@pytest.mark.parametrize(("text", "count"), [("8.3M", 8_300_000), ("16.1M", 16_100_000), ("1.13B", 1_130_000_000)])
+def test_a_count_is_exact(text, count):
+    assert scaling.read("--parameters", text) == count
 
 
-@pytest.mark.parametrize("text", ["", "25", "25G", "GBps", "25GB", "-1Gbps", "0Gbps", "nanGbps", "1e30Gbps", "25gbps"])
-def test_what_is_no_bandwidth(text):
-    with pytest.raises(UserError, match=r"^--bandwidth = '.*': give bits a second, such as 25Gbps"):
-        scaling.read_bandwidth(text)
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("50us", 5e-5), ("1.5 ms", 1.5e-3), ("2min", 120), ("30d", 2592000)])
-def test_a_time(text, seconds):
-    assert scaling.read_seconds("--latency", text, "50us") == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("text", ["", "5", "us", "-5us", "0s", "5 weeks", "1e300y"])
-def test_what_is_no_time(text):
-    with pytest.raises(UserError, match=r"^--mtbf = '.*': give a time with its unit \(ns, us.*such as 30d"):
-        scaling.read_seconds("--mtbf", text, "30d")
-    if text == "0s":
-        assert scaling.read_seconds("--latency", text, "50us", zero=True) == 0
-
-
-def test_a_count():
-    assert scaling.read_count("--parameters", "25.6M") == 25_600_000
-    assert scaling.read_count("--parameters", "7B") == 7_000_000_000
-    for text in ("", "x", "0", "-3", "25 Mio", "1e99"):
-        with pytest.raises(UserError, match=r"^--parameters = '.*': give a whole number above 0, such as"):
-            scaling.read_count("--parameters", text)
+@pytest.mark.parametrize("option", READ)
+def test_quantities_have_their_units(option):
+    assert {text: scaling.read(option, text) for text in READ[option]} == pytest.approx(READ[option])
+    for text in REFUSED[option]:
+        with pytest.raises(
+            UserError, match=r"^--\w+ = '.*': give (bits per second|a time with its|a whole number above)"
+        ):
+            scaling.read(option, text)
+    assert scaling.read("--latency", "0s") == 0
 
 
 def test_the_factors_are_those_of_the_points_that_were_measured():
@@ -207,20 +196,6 @@ def test_the_other_points_are_predicted_within_a_tenth():
     assert statistics.mean(measured.relative_errors(scaling.FITTED, others)) <= 0.10
     # The textbook's ring alone is far off: this could fail.
     assert statistics.mean(measured.relative_errors(scaling.TEXTBOOK, checking)) > 0.2
-
-
-def test_the_fit_finds_the_factors_that_made_the_points():
-    truth = scaling.AllReduce(bandwidth=1.1, latency=5.0, step_latency=2.0, seconds_a_hop=0.001, window_bytes=2e5)
-    points = []
-    for point in measured.load():
-        network = scaling.Interconnect(point["bandwidth"], point["latency_seconds"])
-        size = 4 * point["parameters"]
-        seconds = scaling.step_seconds(truth, 0.01, int(point["workers"]), size, network)
-        points.append({**point, "compute_seconds": 0.01, "step_seconds": seconds})
-    fitted = measured.fit(points)
-    assert fitted.latency == pytest.approx(5.0, rel=0.05)
-    assert fitted.bandwidth == pytest.approx(1.1, rel=0.05)
-    assert max(measured.relative_errors(fitted, points)) < 0.05
 
 
 # Where the ring of the textbook is not what was done: parameter servers over TCP on Piz Daint, and AlexNet, whose step

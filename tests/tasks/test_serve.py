@@ -2,20 +2,15 @@
 
 import errno
 import hashlib
-import json
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from tasks import config
 from tasks.process import client, stages
-from tasks.process.environment import stage_environment
 from tasks.process.serve import unexpected
-from tasks.system import lifetime
 from tasks.system.errors import Interrupted, StratagemError, UserError
 from tasks.tracking.store import open_store
 
@@ -50,7 +45,7 @@ def test_a_stage_process_serves_requests_and_survives_their_errors(project, tiny
         with pytest.raises(UserError, match="unknown run 'nosuch'"):
             stages.resume_run(noisy, prepared=tiny, run_id="nosuch")
         running = stages.start_run(noisy, prepared=tiny)
-        with pytest.raises(StratagemError, match=r"train failed: RuntimeError: the cause \(the whole story: --debug\)"):
+        with pytest.raises(StratagemError, match=r"train failed: RuntimeError: the cause \(--debug shows"):
             client.train(broken, tiny, running)
         trained = client.train(noisy, tiny, running)
         assert trained.epochs == 1
@@ -69,27 +64,6 @@ def test_a_stage_process_serves_requests_and_survives_their_errors(project, tiny
     assert "Traceback" not in shown.err
 
 
-@pytest.mark.slow
-def test_a_stage_that_is_interrupted_answers_and_the_process_serves_on(project, tiny, interrupted_when, monkeypatch):
-    monkeypatch.setattr(lifetime, "GRACE_SECONDS", 300.0)  # A busy machine may take more than 15 s to save a step.
-    settings = config.load(None, {**QUICK, "dataset.name": "tiny", "train.epochs": 100_000})
-    try:
-        process = client.start_processes(settings)
-        running = stages.start_run(settings, prepared=tiny)
-        checkpoints = project / running.folder / "checkpoints"
-        with (
-            interrupted_when(lambda: list(checkpoints.glob("[0-9]*"))),
-            pytest.raises(Interrupted, match="the training was stopped at step") as caught,
-        ):
-            client.train(settings, tiny, running)
-        assert f"at step {max(int(path.name) for path in checkpoints.glob('[0-9]*'))}, which" in str(caught.value)
-        assert caught.value.exit_code == 130
-        client.end_run(settings, running, "KILLED")
-        assert client.start_processes(settings) is process
-    finally:
-        client.stop_processes()
-
-
 def test_an_interrupt_before_anything_began_leaves_no_run(project, tiny, interrupted_when):
     settings = config.load(None, {**QUICK, "dataset.name": "tiny"})
     try:
@@ -99,41 +73,10 @@ def test_an_interrupt_before_anything_began_leaves_no_run(project, tiny, interru
         with interrupted_when(lambda: time.monotonic() > asked + 1), pytest.raises(Interrupted):
             stages.start_run(settings, prepared=tiny)
         # Killed where it still imports, on a slow machine, when its patience is over.
-        assert process.first._process.wait(60) in (-signal.SIGINT, -signal.SIGKILL)
+        assert process.first.wait(60) in (-signal.SIGINT, -signal.SIGKILL)
     finally:
         client.stop_processes()
     assert {path.name for path in (project / "mlruns").iterdir()} == {".gitkeep", "code.json"}, "as before"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_a_stage_process_ends_in_its_middle_when_its_input_closes(project, tiny):
-    settings = config.load(None, {**QUICK, "dataset.name": "tiny", "train.epochs": 100_000})
-    try:
-        running = stages.start_run(settings, prepared=tiny)
-    finally:
-        client.stop_processes()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tasks", "serve"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=stage_environment(settings),
-        text=True,
-    )
-    with process:
-        values = {"prepared": tiny.model_dump(mode="json"), "run": running.model_dump(mode="json")}
-        request = {"id": 1, "stage": "train", "arguments": {"settings": settings.to_json(), **values}}
-        process.stdin.write(json.dumps(request) + "\n")
-        process.stdin.flush()
-        checkpoints = project / running.folder / "checkpoints"
-        end = time.monotonic() + 300
-        while not list(checkpoints.glob("[0-9]*")):
-            assert process.poll() is None
-            assert time.monotonic() < end
-            time.sleep(0.1)
-        process.stdin.close()
-        assert process.wait(120) == 0
 
 
 class ResourceExhaustedError(Exception):
@@ -170,7 +113,7 @@ def test_a_stage_whose_disk_is_full_says_the_same_as_everywhere(project, error, 
         error.__cause__ = OSError(errno.ENOSPC, "No space left on device", place)
     told = unexpected("train", error)
     assert told.exit_code == 1
-    assert re.match(rf"{place} cannot be written \(.+\)\. Make room, and give the same command again$", str(told))
+    assert re.match(rf"{place} cannot be written \(.+\)\. Make room, and run the same command again$", str(told))
 
 
 @pytest.mark.in_ci(0)

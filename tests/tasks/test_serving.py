@@ -2,10 +2,14 @@
 
 import asyncio
 import base64
+import contextlib
+import http.client
 import io
 import json
+import socket
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import keras
@@ -14,10 +18,13 @@ import pytest
 from PIL import Image
 
 from tasks import records
+from tasks.serving import outputs, server
 from tasks.serving.raw_model import RawModel
 from tasks.serving.server import BadRequest, RequestBatcher, Served, application, read_request, schema
+from tasks.system.errors import UserError
 from tasks.tracking.store import open_store
 from tasks.tracking.trained_models import TrainedModel
+from tests.tasks.foreign_models import write_huge_model, write_model_of_unknown_class
 from tests.tasks.registering import Trained
 
 ENCODING = {
@@ -41,7 +48,7 @@ def rows(tmp_path_factory):
         file := tmp_path_factory.mktemp("model") / "sum.keras"
     )
     target = records.Target(task="regression", num_outputs=1, columns=("sum",))
-    return RawModel(TrainedModel("sums/1", file, None, ENCODING, target))
+    return RawModel(TrainedModel("sums/1", file, ENCODING, target))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +59,28 @@ def images(tmp_path_factory):
     keras.Model(inputs, keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(flat)).save(
         file := tmp_path_factory.mktemp("model") / "pixels.keras"
     )
-    return RawModel(TrainedModel("pixels/1", file, None, None, None))
+    return RawModel(TrainedModel("pixels/1", file, None, None))
+
+
+def test_a_file_that_describes_a_model_larger_than_the_memory_is_refused_before_it_is_built(tmp_path):
+    write_huge_model(file := tmp_path / "huge.keras")
+    said = r"huge.keras describes a model whose variables take 8,000,000,000,000 bytes"
+    for module, code in ((None, None), ("json", tmp_path)):
+        with pytest.raises(UserError, match=said):
+            RawModel(TrainedModel("huge.keras", file, None, None, module, code))
+    with pytest.raises(UserError, match=said):
+        outputs.of_keras_file(str(file), {})
+
+
+def test_only_an_error_about_a_class_mentions_the_users_classes(tmp_path):
+    file = tmp_path / "own.keras"
+    file.write_bytes(b"nothing")
+    with pytest.raises(UserError, match=r"Keras cannot load .*\)$"):
+        RawModel(TrainedModel("own.keras", file, None, None, "json", tmp_path))
+    write_model_of_unknown_class(file)
+    for module, said in ((None, "for a run or a registered model, but not for a file"), ("json", "registered in json")):
+        with pytest.raises(UserError, match=rf"Could not locate .*{said}"):
+            RawModel(TrainedModel("own.keras", file, None, None, module, tmp_path))
 
 
 def asked(model, given, kind="application/json"):
@@ -79,15 +107,16 @@ def test_rows_come_in_each_form_of_the_protocol(rows):
         ([], "a JSON object with one of dataframe_split, dataframe_records, instances, inputs"),
         ({"inputs": [], "instances": []}, "a JSON object with one of"),
         ({"inputs": {"a": [1]}}, "these columns are missing: 'b'"),
-        ({"inputs": {"a": [1, 2], "b": [3]}}, "the columns are to be lists of one length"),
-        ({"inputs": {"a": 1, "b": 3}}, "the columns are to be lists of one length"),
-        ({"inputs": {"a": [1], "b": 3}}, "the columns are to be lists of one length"),
+        ({"inputs": {"a": [1, 2], "b": [3]}}, "the columns must be lists of the same length"),
+        ({"inputs": {"a": 1, "b": 3}}, "the columns must be lists of the same length"),
+        ({"inputs": {"a": [1], "b": 3}}, "the columns must be lists of the same length"),
         ({"inputs": [[1, 2]]}, "the model takes columns by name"),
-        ({"dataframe_records": [[1, 2]]}, "dataframe_records is to be a list of objects"),
-        ({"dataframe_split": [[1, 2]]}, "dataframe_split is to have the lists `columns` and `data`"),
-        ({"dataframe_split": {"columns": ["a", "b"], "data": [[1, 2], [1]]}}, "row 1 has not 2 values"),
+        ({"dataframe_records": [[1, 2]]}, "dataframe_records must be a list of objects"),
+        ({"dataframe_split": [[1, 2]]}, "dataframe_split must have the lists `columns` and `data`"),
+        ({"dataframe_split": {"columns": ["a", "b"], "data": [[1, 2], [1]]}}, "row 1 does not have 2 values"),
         ({"inputs": {"a": ["x"], "b": [3]}}, "column 'a', row 0: 'x' is not a number"),
-        ({"inputs": {"a": [[1]], "b": [3]}}, "column 'a', row 0"),
+        ({"inputs": {"a": [[1]], "b": [3]}}, "column 'a', row 0: a list or an object is not a single value"),
+        ({"inputs": {"a": [1, {"x": 1}], "b": [3, 3]}}, "column 'a', row 1: a list or an object is not a single"),
         ({"inputs": {"a": [1], "b": [None]}}, "column 'b', row 0: None is missing"),
     ],
 )
@@ -98,7 +127,7 @@ def test_what_is_no_row_is_refused_with_the_reason(rows, given, message):
 
 @pytest.mark.parametrize("body", [b"b,a\n2,1\n1\n", b"b,a\n2,1\n1,2,3\n"])
 def test_a_row_of_another_length_is_no_row_with_missing_values(rows, body):
-    with pytest.raises(BadRequest, match="row 1 has not 2 values"):
+    with pytest.raises(BadRequest, match="row 1 does not have 2 values"):
         asked(rows, body, "text/csv")
 
 
@@ -166,11 +195,15 @@ class Asked:
         served = type("Served", (), {"model": model, "trouble": None})
         self.application = application(served, RequestBatcher())
 
-    def __call__(self, path, content=b"", query=b"", method="POST"):
-        sent = []
+    def __call__(self, path, content=b"", query=b"", method="POST", then=None):
+        """Ask; ``then`` comes after the content, None where the content is all."""
+        sent, messages = [], [{"type": "http.request", "body": content, "more_body": then is not None}]
 
         async def receive():
-            return {"type": "http.request", "body": content, "more_body": False}
+            if not messages:
+                await then()
+                return {"type": "http.disconnect"}
+            return messages.pop()
 
         async def send(message):
             sent.append(message)
@@ -192,9 +225,74 @@ def test_answers_say_which_version_gives_them_and_what_is_no_number_is_null(rows
     assert (status, answer["message"], answer["expected"]) == (400, "these columns are missing: 'b'", schema(rows))
     for wrong in (b"top_k=0", b"top_k=-1", b"top_k=" + b"9" * 5000, "top_k=²".encode()):
         assert ask("/invocations", json.dumps({"inputs": good}).encode(), wrong)[0] == 400
-    assert ask("/invocations", b" " * (64 * 2**20 + 1))[0] == 413
+    status, answer, _ = ask("/invocations", b" " * (server.MAX_BYTES + 1))
+    said = "a request has at most 8,388,608 bytes: send several with fewer rows each"
+    assert (status, answer) == (413, {"message": said})
     assert ask("/version", method="GET")[1] == {"model": "sums/1", "trouble": None}
     assert ask("/schema", method="GET")[1] == schema(rows)
+
+
+def test_a_large_request_is_computed_in_parts_and_one_that_is_too_large_is_refused(rows, monkeypatch):
+    monkeypatch.setattr(server, "MOST_AT_ONCE", 4)
+    monkeypatch.setattr(server, "MAX_ROWS", 10)
+    calls = []
+
+    def outputs(features):
+        calls.append(len(features["number"]))
+        return RawModel.outputs(rows, features)
+
+    monkeypatch.setattr(rows, "outputs", outputs)
+    ask, body = Asked(rows), lambda count: json.dumps({"inputs": {"a": [1] * count, "b": [2] * count}})
+    assert ask("/invocations", body(10).encode())[1] == {"predictions": [[3]] * 10}
+    assert calls == [4, 4, 2], "another request waits for one part at most"
+    status, answer, _ = ask("/invocations", body(11).encode())
+    assert (status, answer) == (413, {"message": "a request has at most 10 rows, and this one has 11: send several"})
+
+
+def test_an_upload_that_does_not_end_is_ended_and_one_whose_client_leaves_is_one_line(rows, monkeypatch, caplog):
+    monkeypatch.setattr(server, "UPLOAD_SECONDS", 0.1)
+    ask = Asked(rows)
+    status, answer, _ = ask("/invocations", b"{", then=lambda: asyncio.sleep(30))
+    assert (status, answer) == (408, {"message": "the request was not complete after 0 s"})
+    with contextlib.suppress(ValueError):  # Nobody reads the answer.
+        ask("/invocations", b"{", then=lambda: asyncio.sleep(0))
+    assert [record.message for record in caplog.records] == ["a client disconnected after 1 bytes of its request"]
+
+
+@pytest.fixture
+def port(rows, monkeypatch):
+    """The port of a server of the model of rows, whose clients have 0.5 s for what takes them 30 otherwise."""
+    monkeypatch.setattr(server, "UPLOAD_SECONDS", 0.5)
+    serving = server.make_server(Asked(rows).application)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serving.run, args=([listening],))
+        thread.start()
+        yield listening.getsockname()[1]
+        serving.should_exit = True
+        thread.join()
+
+
+@pytest.mark.parametrize("given", [b"", b"GET /ping HT", b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\n"])
+@pytest.mark.parametrize("before", [b"", b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"])
+def test_a_connection_on_which_no_request_comes_is_ended(port, before, given):
+    with socket.create_connection(("127.0.0.1", port), 3) as connection:
+        answers = connection.makefile("rb")
+        if before:
+            connection.sendall(before)
+            assert answers.readline() == b"HTTP/1.1 200 OK\r\n"
+        connection.sendall(given)
+        assert answers.read().count(b"HTTP/1.1") == 0, "read to its end"
+
+
+def test_a_connection_on_which_requests_come_is_kept(port):
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=3)) as connection:
+        connection.connect()
+        first = connection.sock
+        for _ in range(4):
+            connection.request("GET", "/ping")
+            assert connection.getresponse().read() == b"\n"
+            time.sleep(0.3)
+            assert connection.sock is first, "not connected anew"
 
 
 @pytest.mark.slow
@@ -215,9 +313,9 @@ def test_the_version_that_an_alias_is_at_answers_and_the_last_one_while_there_is
     place = store.rename(store.with_name("away.db"))
     assert look() == f"{name}/1"
     assert served.trouble.startswith(f"{address} cannot be looked up (")
-    assert caplog.text.count("is served on") == 1
+    assert caplog.text.count("is still served") == 1
     look()
-    assert caplog.text.count("is served on") == 1, "told once"
+    assert caplog.text.count("is still served") == 1, "told once"
     place.rename(store)
     assert look() == f"{name}/1"
     assert (served.trouble, caplog.text.count("can be looked up again")) == (None, 1)
@@ -226,7 +324,7 @@ def test_the_version_that_an_alias_is_at_answers_and_the_last_one_while_there_is
     (folder / "data" / "model.keras").write_bytes(b"damaged")
     client.set_registered_model_alias(name, "champion", "2")
     assert look() == f"{name}/1"
-    assert f"{name}/2 is {address} now, and cannot be served" in served.trouble
+    assert f"{name}/2 is {address} now, but cannot be served" in served.trouble
     assert look() == f"{name}/1"
     client.set_registered_model_alias(name, "champion", "1")
     assert (look(), served.trouble) == (f"{name}/1", None)

@@ -1,4 +1,4 @@
-"""Metrics of two runs side by side, and how much each example moves one: against resampling, and scikit-learn."""
+"""Metrics of two runs side by side: their intervals against resampling."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ import pytest
 from tasks import records
 from tasks.evaluation import evidence
 from tasks.modeling import metrics
-from tasks.reports import intervals, side_by_side
+from tasks.reports import intervals
 from tasks.reports.material import load
 from tests.tasks import made_up
 from tests.tasks import test_findings as comparisons
@@ -48,7 +48,7 @@ def of_task(task, count=400):
 def test_a_difference_is_as_sure_as_resampling_the_same_rows_says():
     for task in TASKS:
         labels, before, after = of_task(task)
-        found, same = side_by_side.compare(*two(labels, before, after))
+        found, same = intervals.compare(*two(labels, before, after))
         assert same
         assert found["test/loss"].difference_interval is None, "1.5 is not a mean of the examples' losses"
         for name, metric in metrics.of_task(task).items():
@@ -68,7 +68,7 @@ def test_a_difference_is_as_sure_as_resampling_the_same_rows_says():
 def test_runs_on_other_rows_have_an_interval_each_and_none_of_the_difference():
     labels, before, after = of_task("classification")
     runs = two(labels, before, after, np.roll(labels, 1))
-    found, same = side_by_side.compare(*runs)
+    found, same = intervals.compare(*runs)
     assert not same
     pair = found["test/accuracy"]
     assert pair.difference == pytest.approx(pair.second - pair.first)
@@ -83,42 +83,13 @@ def test_what_one_run_does_not_have_is_none():
     del evaluated["metrics"]["test/auc"]
     path.write_text(json.dumps(evaluated))
     Path(first.folder, "evaluation", "30.npz").unlink()
-    found, same = side_by_side.compare(first, second)
+    found, same = intervals.compare(first, second)
     assert not same, "what the first one gave is gone"
     assert (found["test/auc"].second, found["test/auc"].difference) == (None, None)
     assert found["test/accuracy"].first_interval is None
     path.unlink()
-    found, _ = side_by_side.compare(first, second)
+    found, _ = intervals.compare(first, second)
     assert {one.second for one in found.values()} == {None}
-
-
-@pytest.mark.parametrize(("task", "name"), [("classification", "auc"), ("multilabel", "auc"), ("regression", "r2"),
-                                            ("multilabel", "mean_average_precision"), ("multilabel", "macro_f1"),
-                                            ("multilabel", "micro_f1"), ("regression", "rmse")])  # fmt: skip
-def test_what_examples_move_is_the_derivative_of_the_metric(task, name):
-    labels, outputs = made_up.classification(60, 3) if task == "classification" else TASKS[task](60)
-    outputs = np.round(outputs * 2) / 2  # So that some scores are equal.
-    made = load(made_up.run(labels, outputs))
-    moved = intervals.influence_on(made, name)
-    assert moved.sum() == pytest.approx(0, abs=1e-9), "all weights doubled change nothing"
-    measure, many = metrics.find_metric(name).of_predictions, 300
-    outputs = outputs.astype(np.float64)
-    for row in (0, 7, 31):
-        rows = np.concatenate([np.repeat(np.arange(60), many), [row]])  # The weight of one is 1 + 1 / 300.
-        numeric = (measure(labels[rows], outputs[rows]) - measure(labels, outputs)) * many
-        assert moved[row] == pytest.approx(numeric, abs=1e-2 * np.abs(moved).max() + 1e-12), (name, row)
-
-
-@pytest.mark.in_ci(0)
-@pytest.mark.parametrize("task", TASKS)
-def test_a_test_split_of_many_rows_has_intervals_too(task):
-    count = intervals.MOST_DRAWS // evidence.RESAMPLES + 1000
-    labels, outputs = made_up.classification(count, 7) if task == "classification" else TASKS[task](count)
-    made = load(made_up.run(labels, outputs, made_up.arrays(count, ("categories",))))
-    for name, metric in metrics.of_task(task).items():
-        found = intervals.of_metric(made, name)
-        low, high = made_up.bootstrap(metric.of_predictions, labels, outputs, num_resamples=80)
-        assert found == pytest.approx((low, high), abs=0.35 * (high - low)), name
 
 
 def test_an_interval_ends_where_the_metric_does():
@@ -135,11 +106,11 @@ def test_an_interval_ends_where_the_metric_does():
 def test_a_comparison_says_as_much_of_its_rows_as_runs_diff():
     labels, before, after = of_task("classification")
     runs = two(labels, before, after)
-    known, _ = side_by_side.compare(*runs)
+    known, _ = intervals.compare(*runs)
     rows = [
         comparisons.row(name, comparisons.ONE).model_copy(update={"run_id": run.run_id})
         for name, run in zip(("one_device", "mirrored"), runs, strict=True)
     ]
     lost = comparisons.row("parameter_server", comparisons.ONE).model_copy(update={"run_id": "f" * 32})
-    found = side_by_side.with_intervals(comparisons.compared(*rows, lost)).rows
+    found = intervals.with_intervals(comparisons.compared(*rows, lost)).rows
     assert [one.differences for one in found] == [{}, {"test/accuracy": known["test/accuracy"].difference_interval}, {}]

@@ -1,9 +1,6 @@
 """There is no TPU here: what can be tested is where one is looked for, and the refusal where there is none."""
 
 import socket
-import subprocess
-import sys
-import threading
 
 import pytest
 
@@ -18,7 +15,7 @@ PLACES = ["strategy.tpu", *machine.TPU_VARIABLES, *tpu.DEVICE_FILES]
 @pytest.fixture(autouse=True)
 def nothing_here(monkeypatch, tmp_path):
     """No variable that names a TPU, and device files that a test can make."""
-    for name in (*machine.TPU_VARIABLES, "GCE_METADATA_HOST"):
+    for name in machine.TPU_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(tpu, "DEVICE_FILES", tuple(str(tmp_path) + pattern for pattern in tpu.DEVICE_FILES))
 
@@ -28,10 +25,10 @@ def section(name=None):
 
 
 def test_without_a_tpu_it_says_what_was_looked_for():
-    with pytest.raises(UserError, match="there is no TPU here") as error:
+    with pytest.raises(UserError, match="this machine has no TPU") as error:
         tpu.check(section())
     assert error.value.exit_code == 2
-    for place in ["strategy.tpu (null)", "TPU_NAME (not set)", "COLAB_TPU_ADDR (not set)", *tpu.DEVICE_FILES]:
+    for place in PLACES:
         assert place in str(error.value)
 
 
@@ -69,39 +66,11 @@ def test_an_address_must_answer(monkeypatch):
         tpu.check(section(address))
         monkeypatch.setenv("COLAB_TPU_ADDR", address.removeprefix("grpc://"))
         tpu.check(section())
-    with pytest.raises(UserError, match=f"nothing answers at {address}, .* COLAB_TPU_ADDR \\({address[7:]}\\)"):
+    with pytest.raises(UserError, match=f"nothing answers at {address}"):
         tpu.check(section())
     for wrong in ("grpc://127.0.0.1:port", "grpc://127.0.0.1:99999999", "grpc://"):
         with pytest.raises(UserError, match="nothing answers"):
             tpu.check(section(wrong))
-
-
-@pytest.mark.exhaustive
-def test_a_name_server_that_hangs_holds_nothing_up(monkeypatch):
-    over = threading.Event()
-    monkeypatch.setattr(socket, "create_connection", lambda *arguments: over.wait(60) and socket.socket())
-    with pytest.raises(UserError, match=r"nothing answers at grpc://tpu.example.org:8470"):
-        tpu.check(section("grpc://tpu.example.org:8470"))
-    over.set()
-
-
-def test_a_name_is_looked_up_in_google_cloud(monkeypatch, tmp_path):
-    with pytest.raises(UserError, match=r"'my-tpu' is a name, .* the package cloud-tpu-client"):
-        tpu.check(section("my-tpu"))
-    for name in ("googleapiclient", "oauth2client"):
-        (tmp_path / f"{name}.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.getsockname()[1]}")
-        tpu.check(section("my-tpu"))
-    with pytest.raises(UserError, match="cannot ask Google Cloud"):
-        tpu.check(section("my-tpu"))
-
-
-def test_the_check_imports_no_framework():
-    heavy = {"tensorflow", "keras", "jax"}
-    code = f"import sys; from tasks.strategies.engines import tpu; print(sorted({heavy} & set(sys.modules)))"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
 @pytest.mark.skipif(bool(tpu.glob("/dev/accel[0-9]*")), reason="this machine has a TPU")

@@ -1,49 +1,37 @@
-import errno
 import hashlib
 import json
 import logging
 import math
 import shutil
-import signal
 import socket
 import sqlite3
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import product
 from pathlib import Path
+from typing import Any
 
 import keras
 import psutil
 import pytest
 
-from tasks import config, records, runs
-from tasks.runs import lineage
+from tasks import config, records
+from tasks.runs import entries, lineage, locks, outcome
 from tasks.serving import raw_model
-from tasks.system.errors import UserError
+from tasks.system.errors import StratagemError, UserError
 from tasks.system.machine import free_ports
-from tasks.tracking import outbox, parents
-from tasks.tracking.lifecycle import end_crashed, end_run, log_files, resume_run, set_tags, start_run
+from tasks.tracking import copier, lifecycle, registry, trained_models, writing
+from tasks.tracking import metrics as tracking_metrics
+from tasks.tracking.lifecycle import end_crashed, end_run, resume_run, start_run
 from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
-from tasks.tracking.outbox import OUTBOX, mlflow_run_id
-from tasks.tracking.parents import Sweeping, log_comparison, start_comparison
-from tasks.tracking.store import open_store
+from tasks.tracking.store import Unavailable, open_own_store, open_store
+from tasks.tracking.writing import log_files, set_tags
+from tests.mlflow_server import MlflowServer
 from tests.tasks import made_up
+from tests.tasks.written_runs import PREPARED, write_summary
 
-NO_SPLIT = records.PreparedSplit(
-    num_examples=3, features={"image": "i.npy"}, labels="l.npy", sha256={"i.npy": "0"}, class_counts=(1, 2),
-)  # fmt: skip
-PREPARED = records.PreparedDataset(
-    name="digits", kind="tfds", version="1.0.0", tfds_version="4.9.10", folder="data/digits/prepared",
-    raw_folder="data/digits/raw",
-    features={"image": records.Feature(kind="image", shape=(8, 8, 1), dtype="uint8")},
-    target=records.Target(task="classification", num_outputs=2, class_names=("a", "b")),
-    splits={"train": NO_SPLIT, "test": NO_SPLIT},
-    sources=(), licence=None,
-)  # fmt: skip
 VERSION = "0123456789abcdef0123456789abcdef"
 
 
@@ -52,7 +40,6 @@ def store(project: Path, empty_store: Path) -> Path:
     path = project / "mlruns" / "mlflow.db"
     path.parent.mkdir(exist_ok=True)
     shutil.copy(empty_store, path)
-    OUTBOX.retry_now()  # That of the test before may have been away.
     return path
 
 
@@ -87,22 +74,6 @@ def test_four_processes_on_a_new_store_all_succeed(project: Path) -> None:
     assert sorted(path.name for path in Path("mlruns").iterdir() if "building" in path.name) == []
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_a_first_run_killed_in_the_migration_leaves_no_broken_store(project: Path) -> None:
-    code = "from tasks.tracking.store import open_store; open_store()"
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-    building = project / "mlruns" / ".mlflow.db.building" / "mlflow.db"
-    while not (building.exists() and building.stat().st_size) and process.poll() is None:
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert building.exists()
-    assert not (project / "mlruns" / "mlflow.db").exists()
-    assert [experiment.name for experiment in open_store().search_experiments()] == ["Default"]
-    assert not building.parent.exists()
-
-
 def _newer(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
@@ -113,25 +84,12 @@ def _older(path: Path) -> None:
         connection.execute("UPDATE alembic_version SET version_num = '451aebb31d03'")
 
 
-def _half_migrated(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("DELETE FROM alembic_version")
-
-
-def _directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (_newer, r"written by a newer MLflow than the installed .*ffffffffffff.*install that MLflow, or move the file"),
         (_older, r"mlflow db upgrade"),
-        (_half_migrated, "is not an MLflow store.*move it away"),
-        (lambda path: path.write_bytes(b""), "is not an MLflow store.*move it away"),
         (lambda path: path.write_text("not a database" * 99), "is not an MLflow store.*move it away"),
-        (_directory, "is not an MLflow store.*move it away"),
     ],
 )
 def test_an_unusable_store_is_refused_and_left_alone(store: Path, spoil: object, message: str) -> None:
@@ -152,7 +110,7 @@ def test_a_place_that_cannot_be_written_is_refused(project: Path, place: str) ->
         Path("mlruns").touch()
     else:
         Path("mlruns").symlink_to(place)  # Not even root makes files there.
-    with pytest.raises(UserError, match=r"mlruns/mlflow\.db cannot be made.*folder that you can write to"):
+    with pytest.raises(UserError, match=r"mlruns/mlflow\.db cannot be created.*a writable folder"):
         open_store()
 
 
@@ -190,13 +148,13 @@ def test_a_run_holds_settings_data_and_where_it_comes_from(store: Path) -> None:
     found = open_store().get_run(run.run_id)
 
     assert found.info.status == "RUNNING"
-    assert found.info.run_name == run.name == f"convnet2-one_device-fit-{run.run_id[:6]}"
+    assert found.info.run_name == run.name == f"{run.run_id[:6]}-convnet2-one_device-fit"
     assert open_store().get_experiment(found.info.experiment_id).name == "digits"
     assert found.info.artifact_uri == (store.parent / "artifacts" / "digits" / run.run_id / "artifacts").as_uri()
 
     flat = settings.flat()
     assert flat["register.floors"] == {}
-    assert found.data.params.keys() == flat.keys() - {"register.floors", "register.ceilings"}
+    assert found.data.params.keys() == {key for key, value in flat.items() if value != {}}
     shown = ("train.epochs", "dataset.version", "input.shuffle", "strategy.kind", "schedule.learning_rate")
     assert [found.data.params[key] for key in shown] == ["7", "null", "true", "one_device", "0.25"]
     assert found.data.params["model.options.note"] == "x" * 6000
@@ -224,77 +182,14 @@ def test_a_run_holds_settings_data_and_where_it_comes_from(store: Path) -> None:
     assert records.load(records.Run, Path(run.folder, "records", "run.json")) == run
 
 
-def test_a_comparison_is_the_parent_of_its_runs(store: Path) -> None:
-    settings = config.load(overrides=["strategy.kind=mirrored", "strategy.devices=2"])
-    traced = lineage.collect(settings, VERSION)
-    parent = start_comparison(settings, PREPARED, traced, "comparison-1", "flow-1")
-    first, second, failed = (
-        start_run(settings, PREPARED, traced, "flow-1", parent_run_id=parent.run_id) for _ in range(3)
-    )
-    client = open_store()
-    found = client.get_run(parent.run_id)
-    assert found.info.run_name == parent.name == f"digits-comparison-{parent.run_id[:6]}"
-    assert found.data.params == {
-        key: outbox.text_of(value)
-        for key, value in settings.flat().items()
-        if not key.startswith("strategy.") and key not in ("train.loop", "register.floors", "register.ceilings")
-    }
-    expected = {"dataset": "digits", "data_version": VERSION, "flow_run_id": "flow-1"}
-    assert expected.items() <= found.data.tags.items()
-    assert not {"strategy", "loop", "mlflow.parentRunId"} & found.data.tags.keys()
-    assert parent.folder == f"mlruns/comparisons/{parent.run_id}"
-    assert records.load(records.Run, Path(parent.folder, "records", "run.json")) == parent
-    assert not Path("mlruns/runs", parent.run_id).exists(), "the newest run to resume is never a comparison"
-    children = client.search_runs([found.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.run_id}'")
-    assert {child.data.params["comparison"] for child in children} == {"mirrored fit"}
-    assert {child.info.run_id for child in children} == {first.run_id, second.run_id, failed.run_id}
-
-    one = {"strategy": "one_device", "loop": "fit", "num_replicas": 1, "tracing_seconds": 0.5}
-
-    def once(run: records.Run) -> tuple[records.Repeat, ...]:
-        one = {"round": 1, "examples_per_second": 9.0, "total_seconds": 1.0, "load": 0.5, "start_up_seconds": 1.0}
-        return (records.Repeat(run_id=run.run_id, **one),)
-
-    rows = (
-        records.ComparisonRow(run_id=first.run_id, repeats=once(first), speed_up=1.0, **one),
-        records.ComparisonRow(run_id=second.run_id, repeats=once(second), speed_up=0.25, **one),
-        records.ComparisonRow(run_id=failed.run_id, reason="it broke", **one),
-        records.ComparisonRow(strategy="tpu", loop="fit", reason="no TPU"),
-    )
-    table = records.Comparison(
-        run_id=parent.run_id, folder=parent.folder, flow_run_id=None, git_commit=None, data_version=None,
-        dataset="digits", model="mlp", seed=0, epochs=1, global_batch_size=32, num_cores=2, rows=rows, left_out=(),
-        note=None, seconds=1.0, finished_at="now",
-    )  # fmt: skip
-    page, csv = Path(parent.folder, "page.md").absolute(), Path(parent.folder, "table.csv").absolute()
-    page.write_text("# heading\n\nthe table" + "." * 9000)
-    csv.touch()
-    log_comparison(parent, table, page, [csv])
-    for run, speed_up in ((first, 1.0), (second, 0.25)):
-        assert sent(run, "performance/speed_up") == [(0, speed_up)]
-        assert sent(run, "performance/tracing_seconds") == [(0, 0.5)]
-        assert sent(run, "performance/load") == [(0, 0.5)]
-        assert "performance/efficiency" not in client.get_run(run.run_id).data.metrics
-    assert client.get_run(failed.run_id).data.metrics == {}
-    files = [file.path for file in client.list_artifacts(parent.run_id, "comparison")]
-    assert files == ["comparison/page.md", "comparison/table.csv"]
-    assert client.get_run(parent.run_id).data.tags["mlflow.note.content"].startswith("the table....")
-
-
 def start_sweep(name: str) -> records.Run:
     settings = config.load()
-    sweeping = Sweeping(f"sweep-{name}", name, ("schedule.learning_rate",))
-    return parents.start_sweep(settings, PREPARED, lineage.collect(settings, VERSION), sweeping, None)
+    new = lifecycle.sweep(settings, PREPARED, f"sweep-{name}", name, ["schedule.learning_rate"])
+    return start_run(settings, PREPARED, lineage.collect(settings, VERSION), new=new)
 
 
 def log_sweep(run: records.Run, name: str, final: records.Run) -> None:
     """Tell MLflow of a sweep that has come to its end, as the stage does."""
-    summary = records.RunSummary(
-        run_id=final.run_id, flow_run_id=None, git_commit=None, git_dirty=None, code_digest="c", settings_digest="s",
-        data_version=VERSION, dataset="digits", strategy="one_device", loop="fit", num_replicas=1, epochs=1, steps=1,
-        examples_per_second=None, metrics={}, checkpoint="c", weights_digest="w", model_uri=None, model_version=None,
-        aliases=(), seconds={}, finished_at="now",
-    )  # fmt: skip
     plan = records.SweepPlan(
         name=name, space={"space": {}, "set": {}}, metric="validation/loss", lower_is_better=True, parallel=1,
         sampler="s",
@@ -302,24 +197,22 @@ def log_sweep(run: records.Run, name: str, final: records.Run) -> None:
     trial = records.Trial(number=0, state="complete", params={}, value=0.5, values=(0.5,))
     done = records.Sweep(
         run_id=run.run_id, folder=run.folder, flow_run_id=None, git_commit=None, data_version=VERSION, dataset="digits",
-        model="mlp", plan=plan, trials=(trial,), best=0, final=summary, seconds=1.0, finished_at="now",
+        model="mlp", plan=plan, trials=(trial,), best=0, final=write_summary(final), seconds=1.0, finished_at="now",
     )  # fmt: skip
-    parents.log_sweep(run, done, [records.save(done, Path(run.folder, "sweep.json").absolute())])
+    lifecycle.log_sweep(run, done, [records.save(done, Path(run.folder, "sweep.json").absolute())])
 
 
-def test_the_last_training_of_a_sweep_stays_where_it_is_when_another_one_has_the_same(store: Path) -> None:
-    alone, first, at_once = start("train.seed=1"), start_sweep("first"), start_sweep("at_once")
-    shared = start("train.seed=2")
-    later = start_sweep("later")
+def test_the_last_training_of_a_sweep_stays_where_it_is_when_it_was_there_before(store: Path) -> None:
+    alone, sweep = start("train.seed=1"), start_sweep("sweep")
     own = start("train.seed=3")
-    for run, final in ((first, shared), (at_once, shared), (later, alone), (later, shared), (later, own), (later, own)):
-        log_sweep(run, run.name, final)
-        tags = open_store().get_run(run.run_id).data.tags
+    for final in (alone, own, own):
+        log_sweep(sweep, "sweep", final)
+        tags = open_store().get_run(sweep.run_id).data.tags
         assert tags["final_run"] == final.run_id
         assert final.run_id in tags["mlflow.note.content"]
     client = open_store()
-    parents = [client.get_run(run.run_id).data.tags.get("mlflow.parentRunId") for run in (alone, shared, own)]
-    assert parents == [None, first.run_id, later.run_id]
+    parents = [client.get_run(run.run_id).data.tags.get("mlflow.parentRunId") for run in (alone, own)]
+    assert parents == [None, sweep.run_id]
 
 
 def test_without_git_and_dvc_a_run_says_so(store: Path) -> None:
@@ -330,20 +223,6 @@ def test_without_git_and_dvc_a_run_says_so(store: Path) -> None:
     assert run.experiment == "My runs"
     assert not {"mlflow.source.git.commit", "git_dirty", "data_version"} & found.data.tags.keys()
     assert {len(one.dataset.digest) for one in found.inputs.dataset_inputs} == {36}
-
-
-def test_a_run_that_a_late_request_made_twice_is_ended_and_deleted(run: records.Run) -> None:
-    client = open_store()
-    found = client.get_run(run.run_id)
-    tags = {"creation_id": run.creation_id, "mlflow.source.name": "stratagem"}
-    assert tags.items() <= found.data.tags.items()
-    twin = client.create_run(found.info.experiment_id, tags=tags).info.run_id
-    ended = end_crashed(except_run_id=run.run_id)
-    assert ended == []
-    assert client.get_run(run.run_id).info.status == "RUNNING"
-    info = client.get_run(twin).info
-    assert (info.status, info.lifecycle_stage) == ("KILLED", "deleted")
-    assert client.get_run(twin).data.tags["reason"].startswith(f"a twin of run {run.run_id}")
 
 
 def test_a_folder_whose_name_mlflow_cannot_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,7 +259,7 @@ def test_finish_and_resume(run: records.Run, status: object, reason: str | None)
     assert (resumed.run_id, resumed.settings, resumed.flow_run_id) == (run.run_id, settings.to_json(), "flow")
     assert records.load(records.Run, Path(run.folder, "records", "run.json")) == resumed
     found = open_store().get_run(run.run_id)
-    assert found.info.status == runs.status(run).status == "RUNNING"
+    assert found.info.status == outcome.status(run).status == "RUNNING"
     assert found.data.tags["changed.train.epochs"] == "15 -> 99"
     assert found.data.tags["flow_run_id"] == "flow"
 
@@ -396,7 +275,7 @@ def statuses() -> dict[str, tuple[str, str | None]]:
     client = open_store()
     every = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     return {
-        found.data.tags.get("local_run_id", found.info.run_id): (found.info.status, found.data.tags.get("reason"))
+        found.data.tags.get("stratagem.run_id", found.info.run_id): (found.info.status, found.data.tags.get("reason"))
         for found in every
     }
 
@@ -405,11 +284,11 @@ def test_runs_whose_process_died_are_ended_as_they_had_put_down_or_as_killed(sto
     killed, failed, at_work, elsewhere, mine, resumed = (start(f"train.seed={seed}") for seed in range(6))
     client = open_store()
     # As of a process that died between its own note and MLflow's.
-    runs.set_status(failed, "FAILED", "no number")
+    outcome.set_status(failed, "FAILED", "no number")
     client.set_tag(elsewhere.run_id, "held_by", f"elsewhere:{elsewhere.key}")
     theirs = elsewhere.model_copy(update={"host": "elsewhere", "boot": "another"})
     records.save(theirs, Path(elsewhere.folder, "records", "run.json"))
-    with runs.lock(at_work.key, "a training"), runs.lock(mine.key, "a training"):
+    with locks.lock(at_work.key, "a training"), locks.lock(mine.key, "a training"):
         ended = end_crashed(mine.key, resumed.run_id)
     died = f"its process on {socket.gethostname()} died"
     assert {record.what: (record.status, record.reason) for record in ended} == {
@@ -425,7 +304,7 @@ def test_runs_whose_process_died_are_ended_as_they_had_put_down_or_as_killed(sto
         mine.run_id: ("KILLED", died),
         resumed.run_id: ("RUNNING", None),
     }
-    assert [runs.status(run).status for run in (killed, failed, mine)] == ["KILLED", "FAILED", "KILLED"]
+    assert [outcome.status(run).status for run in (killed, failed, mine)] == ["KILLED", "FAILED", "KILLED"]
     assert {record.what for record in end_crashed()} == {
         f"MLflow run {at_work.run_id}",
         f"MLflow run {resumed.run_id}",
@@ -437,12 +316,13 @@ LEADING = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from tasks import config, records, runs
+from tasks import config, records
+from tasks.runs import locks
 from tasks.runs import lineage
 from tasks.tracking.lifecycle import end_run, start_run
 settings = config.load(overrides=[f"train.seed={sys.argv[2]}"])
 prepared = records.PreparedDataset.model_validate_json(Path(sys.argv[3]).read_text())
-with runs.lock_run(settings):
+with locks.lock_run(settings):
     run = start_run(settings, prepared, lineage.collect(settings, "0123"))
     print(run.run_id, flush=True)
     sys.stdin.read()
@@ -494,55 +374,22 @@ def test_a_project_with_the_same_name_and_place_or_a_copy_ends_no_run_that_is_at
         leader.communicate()
 
 
-# What an old run's file may hold: nothing, half of it, another encoding, JSON of another kind; or it is a folder.
-DAMAGED = (b"", b'{"status": "RUNN', b"\xff\xfe\x00{", b"[5]\n7\nnull\n", None)
-FILES = (
-    "status.json", "unsent.jsonl", "metrics.jsonl", "mlflow_run_id", "records/run.json", "records/nonfinite.json",
-    "summary.json",
-)  # fmt: skip
+def test_an_unreadable_file_of_an_old_run_stops_no_other_one(store: Path) -> None:
+    without_status, without_record, left = (start(f"train.seed={seed}") for seed in range(3))
+    Path(without_status.folder, "status.json").write_bytes(b'{"status": "RUNN')
+    Path(without_record.folder, "records", "run.json").write_bytes(b"")
+    assert f"MLflow run {left.run_id}" in {record.what for record in end_crashed()}
+    assert outcome.status(without_status).status == "KILLED", "it is ended, and readable from then on"
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-@pytest.mark.parametrize("ended", [pytest.param(False, marks=pytest.mark.exhaustive), True])
-def test_an_unreadable_file_of_an_old_run_stops_no_other_one(store: Path, ended: bool) -> None:
-    damaged = {
-        (name, content): start(f"train.seed={seed}") for seed, (name, content) in enumerate(product(FILES, DAMAGED))
-    }
-    left = start("train.seed=1000")
-    for (name, content), run in damaged.items():
-        if ended:
-            runs.set_status(run, "FINISHED")
-        path = Path(run.folder, name)
-        path.unlink(missing_ok=True)
-        path.mkdir(parents=True) if content is None else path.write_bytes(content)
-    found = {record.what: record.status for record in end_crashed()}
-    assert found[f"MLflow run {left.run_id}"] == "KILLED"
-    assert runs.remove_leftovers() == []
-    now = config.load(overrides=["train.seed=1000"])
-    traced = lineage.collect(now, VERSION)
-    assert runs.find_unfinished(now, traced) == left
-    for seed in range(len(damaged)):
-        old = config.load(overrides=[f"train.seed={seed}"])
-        traced = lineage.collect(old, VERSION)
-        runs.find_unfinished(old, traced)
-        runs.why_not_resumed(old, traced)
-        lineage.finished_run("digits", traced)
-    mended = [damaged["status.json", content] for content in DAMAGED if content is not None]
-    assert [runs.status(run).status for run in mended] == ["KILLED"] * 4, "it is ended, and readable from then on"
-    assert not [status for status, _ in statuses().values() if status == "RUNNING" and not ended]
-    assert len(statuses()) == len(damaged) + 1, "none is deleted as the twin of itself"
-
-
-def test_without_the_store_a_run_whose_process_died_is_ended_in_its_folder(
+def test_without_the_server_a_run_whose_process_died_is_ended(
     run: records.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match="no MLflow server answers"):
-        end_crashed()
-    assert runs.status(run).status == "KILLED"
+    assert [one.status for one in end_crashed()] == ["KILLED"]
+    assert outcome.status(run).status == "KILLED"
+    assert [one.run_id for one in entries.find_uncopied()] == [run.run_id]
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    answers_again()
     assert end_crashed() == []
     assert statuses()[run.run_id][0] == "KILLED"
 
@@ -553,12 +400,12 @@ def test_a_run_that_becomes_another_training_forgets_its_results_before_it_says_
     result = Path(run.folder, "records", "training.json")
     settings = config.load(overrides=["train.epochs=7"])
 
-    def killed(run: records.Run, *events: object) -> None:
+    def killed(run: records.Run, *given: object) -> None:
         raise KeyboardInterrupt
 
     for now, stays in ((config.parse(run.settings), True), (settings, False)):
         result.write_text("{}")
-        monkeypatch.setattr(OUTBOX, "deliver", killed)
+        monkeypatch.setattr(lifecycle, "write", killed)
         with pytest.raises(KeyboardInterrupt):
             resume_run(run, now, lineage.collect(now, VERSION))
         assert result.exists() is stays
@@ -573,14 +420,24 @@ def test_metrics_arrive_complete_and_in_order(run: records.Run) -> None:
             writer.write(step, {"train/loss": 1 / (step + 1), "train/accuracy": step / 2500})
     assert sent(run, "train/loss") == [(step, 1 / (step + 1)) for step in range(2500)]
     assert sent(run, "train/accuracy") == [(step, step / 2500) for step in range(2500)]
-    assert not Path(run.folder, "unsent.jsonl").exists()
+    assert not Path(run.folder, "uncopied").exists()
+
+
+def test_metrics_have_the_names_of_keras_where_they_are_asked_for(store: Path) -> None:
+    settings = config.load(overrides=["tracking.metric_names=keras"])
+    run = start_run(settings, PREPARED, lineage.collect(settings, VERSION))
+    with MetricWriter(run) as writer:
+        writer.write(5, {"train/loss": 0.5, "validation/accuracy": 0.9, "training/host_ms": 1.0})
+    log_metrics(run, {"test/loss": 0.6})
+    found = open_own_store().get_run(run.run_id).data.metrics
+    assert found == {"loss": 0.5, "val_accuracy": 0.9, "training/host_ms": 1.0, "test/loss": 0.6}
 
 
 def test_what_a_killed_process_had_on_its_way_is_told_by_the_next_and_nothing_twice(
     run: records.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(OUTBOX, "deliver", lambda run, *events: None)  # It died before it could.
+        patch.setattr(tracking_metrics, "log_points", lambda run, points: True)  # It died before it could.
         with MetricWriter(run) as writer:
             for step in (21, 42, 63):
                 writer.write(step, {"train/loss": step / 100})
@@ -597,58 +454,22 @@ def test_what_a_killed_process_had_on_its_way_is_told_by_the_next_and_nothing_tw
     assert sent(run, "train/loss")[-1] == (105, 1.05), "nobody resumes it, and nothing is missing"
 
 
-def answers_again() -> None:
-    """Let the store be asked at once, and not after the pause that follows a failure."""
-    OUTBOX.retry_now()
-
-
-def test_all_is_kept_in_its_order_while_the_store_is_away_and_delivered_once(
-    run: records.Run, store: Path, caplog: pytest.LogCaptureFixture
+def test_metrics_are_complete_though_the_store_was_away(
+    run: records.Run, store: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unsent = Path(run.folder, "unsent.jsonl")
+    monkeypatch.setattr("tasks.tracking.store.PAUSES_SECONDS", ())
     away = store.with_name("away.db")
     store.rename(away)
     store.mkdir()
     with caplog.at_level(logging.WARNING, "tasks.tracking"), MetricWriter(run) as writer:
-        for step in range(1500):
-            writer.write(step, {"train/loss": float(step)})
-        time.sleep(0.2)  # So that it comes in more than one batch.
-        writer.write(1500, {"train/loss": math.nan})
-    set_tags(run, {"checkpoint": "first"})
-    log_files(run, ["params.yaml"], "settings")
-    set_tags(run, {"checkpoint": "second"})
-    end_run(run, "FAILED", "the disk was full")
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert "it goes on, and what there is to tell is kept and delivered later, also by `stratagem reconcile`" in told
-    assert [next(iter(json.loads(line))) for line in unsent.read_text().splitlines()[-5:]] == [
-        "tags", "file", "tags", "tags", "status"
-    ]  # fmt: skip
-    assert runs.undelivered() == [run.run_id]
-
-    store.rmdir()
-    away.rename(store)
-    kept = unsent.read_text()
-    for _ in range(2):  # As when a process is killed between the delivery and its note of it.
-        unsent.write_text(kept + '{"metrics": [["train/loss", 1.0, 17')  # What a process that is killed then leaves.
-        answers_again()
-        assert end_crashed() == []
-        assert not unsent.exists()
-        history = sent(run, "train/loss")
-        assert [step for step, _ in history] == list(range(1501))
-        assert all(value == step or (step == 1500 and math.isnan(value)) for step, value in history)
-        found = open_store().get_run(run.run_id)
-        assert (found.info.status, found.data.tags["checkpoint"]) == ("FAILED", "second")
-        assert found.data.tags["reason"] == "the disk was full"
-        assert [file.path for file in open_store().list_artifacts(run.run_id, "settings")] == ["settings/params.yaml"]
-
-
-def test_what_is_kept_of_a_run_that_had_ended_is_known(run: records.Run, store: Path) -> None:
-    end_run(run, "FINISHED")
-    assert runs.undelivered() == []
-    store.rename(store.with_name("away.db"))
-    store.mkdir()
-    set_tags(run, {"checkpoint": "first"})
-    assert runs.undelivered() == [run.run_id]
+        writer.write(1, {"train/loss": 1.0})
+        while not caplog.records:
+            time.sleep(0.05)
+        store.rmdir()
+        away.rename(store)
+        writer.write(2, {"train/loss": math.nan})
+    assert "MLflow did not accept a record of run" in caplog.text
+    assert [step for step, _ in sent(run, "train/loss")] == [1, 2]
 
 
 def test_what_mlflow_refuses_does_not_hold_up_the_rest(run: records.Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -657,85 +478,132 @@ def test_what_mlflow_refuses_does_not_hold_up_the_rest(run: records.Run, caplog:
         log_metrics(run, {"test/accuracy": 0.5})
     assert "MLflow rejects a record of run" in caplog.text
     assert sent(run, "test/accuracy") == [(0, 0.5)]
-    assert runs.undelivered() == []
 
 
-def test_training_errors_pass_through_the_writer(run: records.Run) -> None:
-    with pytest.raises(ZeroDivisionError), MetricWriter(run) as writer:  # noqa: PT012
-        writer.write(1, {"train/loss": 1.0})
-        raise ZeroDivisionError
-    assert sent(run, "train/loss") == [(1, 1.0)]
-
-
-@pytest.mark.in_ci(0)
-@pytest.mark.parametrize("wanted", [True, False])
-def test_system_metrics_come_even_from_a_short_run(store: Path, wanted: bool) -> None:
-    settings = config.load(overrides=[f"tracking.system_metrics={str(wanted).lower()}"])
+def test_system_metrics(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking_metrics, "SYSTEM_METRICS_EVERY_SECONDS", 0.5)
+    settings = config.load(overrides=["tracking.system_metrics=true"])
     run = start_run(settings, PREPARED, lineage.collect(settings, VERSION))
-    with MetricWriter(run) as writer, system_metrics(writer, settings):
+    with system_metrics(run, settings):
         until = time.monotonic() + 2
         while time.monotonic() < until:
             pass
     found = open_store().get_run(run.run_id).data.metrics
-    assert ("system/system_memory_usage_megabytes" in found) == wanted
+    assert "system/system_memory_usage_megabytes" in found
     # This process alone keeps one processor busy: 0 would mean that no time was measured.
-    assert (found.get("system/cpu_utilization_percentage", 0) > 0) == wanted
+    assert found["system/cpu_utilization_percentage"] > 0
 
 
 # A server
 
 
-class Server:
-    """An MLflow server of the tests in this file, which may end it; ``start`` starts it again, on its port."""
-
-    def __init__(self, folder: Path) -> None:
-        self.database, self.served, self._log = folder / "server.db", folder / "served", folder / "server.log"
-        (self.port,) = free_ports(1)
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start it, if it does not run, and wait for its first answer."""
-        if self.process is not None and self.process.poll() is None:
-            return
-        command = ["mlflow", "server", "--backend-store-uri", f"sqlite:///{self.database}", "--workers", "1"]
-        place = ["--artifacts-destination", str(self.served), "--host", "127.0.0.1", "--port", str(self.port)]
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen([sys.executable, "-m", *command, *place], stdout=log, stderr=log)
-        while self.process.poll() is None:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5).close()
-                break
-            except OSError:
-                time.sleep(0.2)
-        assert self.process.poll() is None, self._log.read_text()
-
-    def end(self) -> None:
-        """End it, if it runs."""
-        if self.process is not None:
-            self.process.terminate()
-            self.process.wait()
-
-
 @pytest.fixture(scope="module")
-def only_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server"))
+def only_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    server = MlflowServer(tmp_path_factory.mktemp("server"))
     yield server
     server.end()
 
 
 @pytest.fixture
-def server(project: Path, only_server: Server, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+def server(
+    project: Path, only_server: MlflowServer, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> MlflowServer:
     """The server, with nothing in it; it is the store that the environment names."""
+    (project / "mlruns").mkdir(exist_ok=True)
+    shutil.copy(empty_store, project / "mlruns" / "mlflow.db")
+    monkeypatch.setattr(copier, "_WARNED", set())
     shutil.rmtree(only_server.served, ignore_errors=True)
     with closing(sqlite3.connect(empty_store)) as empty, closing(sqlite3.connect(only_server.database)) as database:
         empty.backup(database)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{only_server.port}")
-    OUTBOX.retry_now()  # That of the test before may have been away.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", only_server.uri)
     return only_server
 
 
+@pytest.fixture
+def odd(store: Path, proxy, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A server that answers each request with `{}`; it is the store that the environment names."""
+    odd = proxy(0)
+    odd.own = {"": (0, b"{}")}
+    monkeypatch.setattr(copier, "_WARNED", set())
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{odd.port}")
+    return odd
+
+
+def test_a_version_without_a_status_is_not_waited_for(odd: Any) -> None:
+    began = time.monotonic()
+    with pytest.raises(Unavailable, match="version of model 'digits' is PENDING_REGISTRATION, not READY: no alias"):
+        registry.make_version(open_store(), "m-1", "1", "digits", {"model_digest": "d"})
+    assert time.monotonic() - began < 20
+
+
+def test_a_copy_without_an_id_is_a_warning(odd: Any, caplog: pytest.LogCaptureFixture) -> None:
+    run = start()
+    with caplog.at_level(logging.INFO, "tasks.tracking"):
+        assert copier.copy_run(run, whole=True) is None
+        odd.own = {"experiments/get-by-name": (0, b'{"experiment": {"experiment_id": "7"}}')} | odd.own
+        with pytest.raises(Unavailable, match="created a run without an id"):
+            copier.copy(run)
+    assert "MLflow named an experiment without an id" in caplog.text
+    assert " is at " not in caplog.text
+
+
+def test_a_server_that_hangs_is_asked_once(odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [start(), start(), start()]
+    for run in runs:
+        lifecycle._end(run, "FINISHED", None)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    odd.own = {"/health": (0, b"OK"), "/api/": (2, b"{}")}
+    odd.asked.clear()
+    with pytest.raises(Unavailable, match="timed out"):
+        registry.find_versions("digits")
+    assert len([path for path in odd.asked if "/api/" in path]) == 1
+    assert sorted(uncopied()) == sorted(run.run_id for run in runs)
+    odd.asked.clear()
+    copier.copy_pending()
+    assert len([path for path in odd.asked if "/api/" in path]) == 2, "one run, and whether the server answers at all"
+
+
+def test_the_address_of_a_copy_is_printed_once(
+    run: records.Run,
+    empty_store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    team = shutil.copy(empty_store, tmp_path / "team.db")
+    monkeypatch.setattr(copier, "store_uri", lambda: "http://me:secret@team:5000/")
+    monkeypatch.setattr(copier, "open_store", lambda uri=None: open_store(uri or f"sqlite:///{team}"))
+    with caplog.at_level(logging.INFO, "tasks.tracking"):
+        there = copier.copy(run).there
+        set_tags(run, {"note": "evaluated again"})
+        assert copier.copy(run).there == there
+    assert [one.getMessage() for one in caplog.records if " is at " in one.getMessage()] == [
+        f"run {run.run_id[:8]} is at http://team:5000/#/experiments/1/runs/{there}"
+    ]
+
+
+def test_two_projects_with_one_server_take_turns(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setattr(registry, "LOCK_SECONDS", 0.1)
+    with registry.registering():
+        monkeypatch.setattr(config, "project_root", lambda: tmp_path / "other")
+        with pytest.raises(StratagemError, match="another process has registered a model"), registry.registering():
+            pass
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:10")
+        with registry.registering():  # Another server.
+            pass
+    assert (tmp_path / "cache" / "stratagem").stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("XDG_CACHE_HOME", "/sys")  # Not even root makes files there.
+    with registry.registering():
+        pass
+
+
 @pytest.mark.slow
-def test_code_that_a_servers_model_brings_is_not_imported(server: Server, tmp_path: Path, monkeypatch) -> None:
+def test_code_that_a_servers_model_brings_is_not_imported(server: MlflowServer, tmp_path: Path, monkeypatch) -> None:
     """Whoever may write to a server may register this."""
     server.start()
     (tmp_path / "model" / "code").mkdir(parents=True)
@@ -745,6 +613,7 @@ def test_code_that_a_servers_model_brings_is_not_imported(server: Server, tmp_pa
     keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save(keras_file)
     client = open_store()
     run = client.create_run("0")
+    trained_models.write_manifest(tmp_path / "model")
     client.log_artifacts(run.info.run_id, str(tmp_path / "model"), "model")
     client.create_registered_model("m")
     tags = {"keras_file_sha256": hashlib.sha256(keras_file.read_bytes()).hexdigest(), "model": "planted:build"}
@@ -757,40 +626,92 @@ def test_code_that_a_servers_model_brings_is_not_imported(server: Server, tmp_pa
     assert Path("imported").exists()
 
 
+def uncopied() -> list[str]:
+    return [run.run_id for run in entries.find_uncopied()]
+
+
+def copies(run: records.Run) -> list[Any]:
+    client = open_store()
+    experiments = [one.experiment_id for one in client.search_experiments()]
+    return list(client.search_runs(experiments, f"tags.stratagem.run_id = '{run.run_id}'"))
+
+
+def served(run: records.Run) -> Any:
+    """The copy of a run on the server."""
+    (found,) = copies(run)
+    return found
+
+
 @pytest.mark.slow
-def test_a_run_that_begins_without_its_server_is_whole_when_it_is_back(server: Server) -> None:
+def test_a_run_that_begins_without_its_server_is_whole_when_it_is_back(
+    server: MlflowServer, caplog: pytest.LogCaptureFixture
+) -> None:
     server.end()
     run = start("train.epochs=7")
     with MetricWriter(run) as writer:
         writer.write(1, {"train/loss": 0.5})
     log_files(run, ["params.yaml"], "settings")
-    end_run(run, "FINISHED")
-    assert runs.undelivered() == [run.run_id]
-    assert runs.status(run).status == "FINISHED"
+    with caplog.at_level(logging.WARNING, "tasks.tracking"):
+        end_run(run, "FINISHED")
+    assert "the MLflow server does not accept this run now" in caplog.text
+    assert uncopied() == [run.run_id]
+    assert outcome.status(run).status == "FINISHED"
+    assert open_own_store().get_run(run.run_id).info.status == "FINISHED"
     server.start()
-    answers_again()
-    assert end_crashed() == []
-    assert runs.undelivered() == []
-    found = open_store().get_run(mlflow_run_id(run))
-    assert statuses() == {run.run_id: ("FINISHED", None)}
-    assert found.data.tags["local_run_id"] == run.run_id != found.info.run_id
-    assert (found.info.run_name, found.info.start_time) == (run.name, run.start_time)
-    assert (found.data.params["train.epochs"], found.data.metrics["train/loss"]) == ("7", 0.5)
-    assert found.inputs.dataset_inputs[0].dataset.digest == VERSION
-    assert list(server.served.rglob("params.yaml"))
-    # As when the process was killed before it noted MLflow's id.
-    Path(run.folder, "mlflow_run_id").unlink()
-    Path(run.folder, "unsent.jsonl").write_text(
-        json.dumps({"create": {"experiment": "digits", "start_time": 0, "tags": {"creation_id": run.creation_id}}})
-        + "\n"
-    )
-    assert end_crashed() == []
-    assert mlflow_run_id(run) == found.info.run_id
+    for _ in range(2):  # A second copy changes nothing.
+        copier.copy_pending()
+        assert uncopied() == []
+        found = served(run)
+        assert statuses() == {run.run_id: ("FINISHED", None)}
+        assert found.data.tags["stratagem.run_id"] == run.run_id != found.info.run_id
+        assert (found.info.run_name, found.info.start_time) == (run.name, run.start_time)
+        assert (found.data.params["train.epochs"], found.data.metrics["train/loss"]) == ("7", 0.5)
+        assert found.inputs.dataset_inputs[0].dataset.digest == VERSION
+        assert list(server.served.rglob("params.yaml"))
+        writing.mark_uncopied(run)  # As when the process was killed before it noted the end of the copy.
 
 
 @pytest.mark.slow
-def test_a_server_that_hangs_holds_up_no_step(server: Server, monkeypatch) -> None:
+def test_a_run_that_the_server_does_not_take_holds_up_no_other(server: MlflowServer) -> None:
     server.start()
+    deleted = start()
+    end_run(deleted, "FINISHED")
+    open_store().delete_run(served(deleted).info.run_id)
+    server.end()
+    set_tags(deleted, {"note": "evaluated again"})
+    other = start()
+    end_run(other, "FINISHED")
+    assert sorted(uncopied()) == sorted([deleted.run_id, other.run_id])
+    server.start()
+    copier.copy_pending()
+    assert uncopied() == [deleted.run_id]
+
+
+@pytest.mark.slow
+def test_a_run_is_copied_while_it_trains(server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.start()
+    monkeypatch.setattr(tracking_metrics, "COPY_EVERY_SECONDS", 0.1)
+    run = start()
+    with MetricWriter(run) as writer:
+        for step in range(20):
+            writer.write(step, {"train/loss": float(step)})
+            time.sleep(0.1)
+        end = time.monotonic() + 60
+        while not any("train/loss" in one.data.metrics for one in copies(run)):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        assert served(run).info.status == "RUNNING"
+    end_run(run, "FAILED", "no power")
+    assert statuses() == {run.run_id: ("FAILED", "no power")}
+    history = open_store().get_metric_history(served(run).info.run_id, "train/loss")
+    assert [(point.step, point.value) for point in history] == [(step, float(step)) for step in range(20)]
+    assert uncopied() == []
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_holds_up_no_step(server: MlflowServer, monkeypatch) -> None:
+    server.start()
+    monkeypatch.setattr(tracking_metrics, "COPY_EVERY_SECONDS", 0.1)
     run = start()
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -802,46 +723,37 @@ def test_a_server_that_hangs_holds_up_no_step(server: Server, monkeypatch) -> No
         with MetricWriter(run) as writer:
             for step in range(1000):
                 writer.write(step, {"train/loss": 1.0})
-        assert runs.undelivered() == [run.run_id]
+        assert uncopied() == [run.run_id]
     finally:
         for process in family:
             process.resume()
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")  # For a thousand points at once.
-    answers_again()
     end_run(run, "FINISHED")
-    assert [step for step, _ in sent(run, "train/loss")] == list(range(1000))
+    history = open_store().get_metric_history(served(run).info.run_id, "train/loss")
+    assert [point.step for point in history] == list(range(1000))
     assert statuses() == {run.run_id: ("FINISHED", None)}
 
 
 @pytest.mark.slow
-def test_a_lost_reply_makes_no_twin(server: Server, proxy, monkeypatch) -> None:
+def test_a_lost_reply_makes_no_twin(server: MlflowServer, proxy, monkeypatch) -> None:
     server.start()
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # As a stage process has it.
     losing = proxy(server.port)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{losing.port}")
-    losing.lose = ["runs/create", "runs/log-batch"]
     run = start()
-    assert mlflow_run_id(run) == run.run_id, "the run that the lost reply was about"
-    answers_again()
     log_metrics(run, {"test/accuracy": 0.5})
-    client = open_store()
-    experiment = client.get_run(run.run_id).info.experiment_id
-    tags = {"creation_id": run.creation_id, "mlflow.source.name": "stratagem"}
-    late = client.create_run(experiment, tags=tags).info.run_id
-    losing.lose.append("runs/log-batch")
-    log_metrics(run, {"test/loss": 0.25})
+    losing.lose = ["runs/create", "runs/log-batch"]
     end_run(run, "FINISHED")
     assert losing.lose == []
-    assert end_crashed() == []
     assert statuses() == {run.run_id: ("FINISHED", None)}
-    assert client.get_run(late).info.lifecycle_stage == "deleted"
-    assert (sent(run, "test/accuracy"), sent(run, "test/loss")) == ([(0, 0.5)], [(0, 0.25)])
-    assert open_store().get_run(run.run_id).data.params["train.epochs"] == "15"
-
-
-def test_a_full_disk_without_a_files_name_is_told_of_the_folder(
-    project: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with outbox.best_effort():
-        raise OSError(errno.ENOSPC, "No space left on device")  # As a write says it.
-    assert f"{project}/mlruns cannot be written (No space left on device)" in caplog.text
+    # A request whose reply came late has made another one.
+    client, copy = open_store(), served(run)
+    late = client.create_run(copy.info.experiment_id, tags={"stratagem.run_id": run.run_id}).info.run_id
+    log_metrics(run, {"test/loss": 0.25})
+    copier.copy_pending()
+    states = sorted(client.get_run(one).info.lifecycle_stage for one in (late, copy.info.run_id))
+    assert states == ["active", "deleted"]
+    found = served(run)
+    assert found.data.metrics == {"test/accuracy": 0.5, "test/loss": 0.25}
+    assert found.data.params["train.epochs"] == "15"
+    assert statuses() == {run.run_id: ("FINISHED", None)}

@@ -1,4 +1,3 @@
-import hashlib
 import json
 import shutil
 import sys
@@ -14,15 +13,14 @@ import tensorflow as tf
 from filelock import FileLock
 from tensorflow.core.util import event_pb2
 
-from tasks import config, records, runs, strategies
+from tasks import config, records, strategies
 from tasks import train as stage
-from tasks.data import prepared_data
 from tasks.input import sources
 from tasks.input.order import carve
 from tasks.modeling import models
 from tasks.process import tracked
 from tasks.records import Limits
-from tasks.runs import lineage
+from tasks.runs import lineage, outcome
 from tasks.system import machine
 from tasks.system.errors import Interrupted, UserError
 from tasks.train import assist, check
@@ -51,12 +49,11 @@ def content(result):
         return saved.restore(saved.find("latest"))
 
 
-@pytest.mark.in_ci(1)
 @pytest.mark.parametrize(
     ("overrides", "present", "starts"),
     [
         # The network of params.yaml: convolutions, Dropout, augmentation, a cosine.
-        (
+        pytest.param(
             [
                 *LAST_BATCH_SHORT, "model.name=convnet2", "model.options={dropout: 0.4, padding: same}",
                 "input.augmentation={flip: true, crop_padding: 1}", "train.epochs=3",
@@ -65,27 +62,6 @@ def content(result):
             ],
             [2, 4, 5, 6, 8, 10, 12, 14, 15],
             [2, 5, 8],
-        ),
-        # Calls of eight steps: an epoch of 37 ends in one of five.
-        pytest.param(
-            [
-                "input.validation=53", "train.per_replica_batch_size=4", "model.options={units: [16], dropout: 0.5}",
-                "train.steps_per_execution=8", "checkpoint.every_steps=10", "optimizer={kind: sgd, momentum: 0.9}",
-            ],
-            [16, 24, 32, 37, 45, 53, 61, 74],
-            [16, 37, 53],
-            marks=pytest.mark.exhaustive,
-        ),
-        pytest.param(
-            [
-                "train.loop=custom", *LAST_BATCH_SHORT, "model.name=convnet2",
-                "model.options={dropout: 0.4, padding: same}",
-                "input.augmentation={flip: true, crop_padding: 1}", "train.epochs=2",
-                "schedule={kind: cosine, learning_rate: 0.003, warmup_epochs: 1.0}",
-                "checkpoint.every_steps=2", "optimizer.global_clipnorm=1.0",
-            ],
-            [2, 4, 5, 6, 8, 10],
-            [2, 8],
             marks=pytest.mark.exhaustive,
         ),
         (
@@ -97,18 +73,8 @@ def content(result):
             [16, 24, 32, 37, 45, 53, 61, 74],
             [16, 53],
         ),
-        # Epochs of three of the five steps in a pass, so that passes and epochs end at different places.
-        pytest.param(
-            [
-                *LAST_BATCH_SHORT, "train.steps_per_epoch=3", "train.epochs=4", "checkpoint.every_steps=2",
-                "model.options={units: [16], dropout: 0.5}", "input.augmentation={flip: true, crop_padding: 1}",
-            ],
-            [2, 3, 4, 6, 8, 9, 10, 12],
-            [4, 6, 8],
-            marks=pytest.mark.exhaustive,
-        ),
         # Epochs of twelve steps, more than two passes; gradients of three steps are gathered over both ends.
-        (
+        pytest.param(
             [
                 "train.loop=custom", *LAST_BATCH_SHORT, "train.steps_per_epoch=12", "train.steps_per_execution=5",
                 "checkpoint.every_steps=5", "model.options={units: [16], dropout: 0.5}",
@@ -116,21 +82,10 @@ def content(result):
             ],
             [5, 10, 12, 17, 22, 24],
             [10, 17],
-        ),
-        # XLA compiles a call; in the first one of an epoch a short batch lies between whole ones.
-        pytest.param(
-            [
-                "train.loop=custom", *LAST_BATCH_SHORT, "train.steps_per_epoch=12", "train.steps_per_execution=7",
-                "checkpoint.every_steps=7", "model.options={units: [16], dropout: 0.5}", "train.jit_compile=true",
-                "input.augmentation={flip: true, crop_padding: 1}",
-            ],
-            [7, 12, 19, 24],
-            [7, 12],
             marks=pytest.mark.exhaustive,
         ),
     ],
-    ids=["convnet2", "steps_per_execution", "convnet2 custom", "steps_per_execution custom", "short epochs",
-         "long epochs custom", "compiled custom"],
+    ids=["convnet2", "steps_per_execution custom", "long epochs custom"],
 )  # fmt: skip
 def test_a_resumed_run_is_the_whole_run_to_the_bit(tiny, train, overrides, present, starts):
     overrides = ["train.deterministic=true", "checkpoint.keep=100", *overrides]
@@ -217,13 +172,11 @@ def scalars(folder):
     return found
 
 
-@pytest.mark.parametrize(
-    "options", [pytest.param([], marks=pytest.mark.exhaustive), ["train.steps_per_execution=3"]], ids=["1", "3"]
-)
-def test_both_loops_leave_the_same(tiny, train, options):
+def test_both_loops_leave_the_same(tiny, train):
     # Nothing is better by 100 than the first epoch.
     options = [
-        *options, *LAST_BATCH_SHORT, "train.epochs=9", "train.tensorboard=true", "train.deterministic=true",
+        "train.steps_per_execution=3", *LAST_BATCH_SHORT, "train.epochs=9", "train.tensorboard=true",
+        "train.deterministic=true",
         "train.early_stopping={monitor: validation/loss, patience_epochs: 2, min_delta: 100}",
         "model.options={units: [16], dropout: 0.5}", "checkpoint.every_steps=2", "checkpoint.keep=99",
     ]  # fmt: skip
@@ -254,28 +207,26 @@ def test_both_loops_leave_the_same(tiny, train, options):
     assert {tag for _, tag, _ in board} >= {"epoch_loss", "epoch_accuracy", "epoch_learning_rate"}
     assert same_board.keys() == board.keys()
     assert same_board == pytest.approx(board, rel=1e-5)
-    assert (same_state.step, same_state.epoch, same_state.stopping["wait"]) == (state.step, state.epoch, 2)
+    assert (same_state.step, same_state.epoch) == (state.step, state.epoch)
+    assert same_state.callbacks["train.early_stopping"]["wait"] == 2
     assert same_arrays.keys() == arrays.keys()
     for key, array in arrays.items():
         np.testing.assert_allclose(same_arrays[key], array, rtol=1e-5, atol=1e-6, err_msg=key)
 
 
-@pytest.mark.in_ci(0)
-@pytest.mark.parametrize("loops", [("fit", "custom"), ("custom", "fit")])
-def test_a_run_goes_on_in_the_other_loop(tiny, train, loops):
+def test_a_run_goes_on_in_the_other_loop(tiny, train):
     options = ("train.deterministic=true", *LAST_BATCH_SHORT, "model.options={units: [16], dropout: 0.5}",
                "checkpoint.every_steps=3", "checkpoint.keep=9")  # fmt: skip
-    whole = train(tiny, *options, f"train.loop={loops[0]}", run_id="whole")
+    whole = train(tiny, *options, "train.loop=fit", run_id="whole")
     leave("whole", "changed", 3)
-    changed = train(tiny, *options, f"train.loop={loops[1]}", run_id="changed", resume=True)
-    assert changed.loop == loops[1]
+    changed = train(tiny, *options, "train.loop=custom", run_id="changed", resume=True)
+    assert changed.loop == "custom"
     for name, values in whole.history.items():
         assert changed.history[name] == pytest.approx(values, rel=1e-5), name
 
 
-@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.exhaustive)])
-def test_an_epoch_may_have_fewer_or_more_steps_than_a_pass_over_the_data(tiny, train, loop):
-    options = (*LAST_BATCH_SHORT, "train.deterministic=true", f"train.loop={loop}", "checkpoint.keep=1",
+def test_an_epoch_may_have_fewer_or_more_steps_than_a_pass_over_the_data(tiny, train):
+    options = (*LAST_BATCH_SHORT, "train.deterministic=true", "checkpoint.keep=1",
                "input.augmentation={flip: true, crop_padding: 1}")  # fmt: skip
     passes = train(tiny, *options, "train.epochs=2", run_id="passes")
     for steps_per_epoch, epochs in ((2, 5), (10, 1)):
@@ -329,26 +280,6 @@ def test_a_subclassed_model_of_the_users_own_trains_in_both_loops(tiny, train, o
         assert result.history["validation/accuracy"][-1] == pytest.approx(accuracy)
 
 
-HALF = """
-import keras
-
-def build(input_shape, num_classes):
-    images = keras.Input(input_shape)
-    return keras.Model(images, keras.layers.Dense(num_classes)(keras.layers.Flatten()(images)))
-"""
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.exhaustive)])
-def test_the_loss_of_logits_of_half_precision_is_computed_in_full(tiny, train, own, precision):
-    # Nothing moves, so both loops measure one model.
-    options = (own(HALF), "model.options={}", f"train.dtype_policy={precision}", "schedule.learning_rate=1.0e-30",
-               "train.epochs=1", "train.deterministic=true")  # fmt: skip
-    fit, custom = (train(tiny, *options, f"train.loop={loop}", run_id=loop).history for loop in ("fit", "custom"))
-    for name in ("train/loss", "validation/loss"):
-        assert custom[name] == pytest.approx(fit[name], rel=1e-6), name
-
-
 ON_THE_HOST = """
 import keras
 import tensorflow as tf
@@ -363,9 +294,8 @@ def build(input_shape, num_classes):
 """
 
 
-@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.exhaustive)])
-def test_jit_compile_hands_the_step_to_xla(tiny, train, own, loop):
-    options = (own(ON_THE_HOST), "model.options={}", "train.epochs=1", f"train.loop={loop}")
+def test_jit_compile_hands_the_step_to_xla(tiny, train, own):
+    options = (own(ON_THE_HOST), "model.options={}", "train.epochs=1")
     train(tiny, *options, run_id="plain")
     # XLA has no operation that calls Python.
     with pytest.raises(tf.errors.InvalidArgumentError, match="unsupported operations"):
@@ -377,10 +307,8 @@ def outputs_of(model, images):
     return keras.models.load_model(model)(images).numpy().astype("float64")
 
 
-@pytest.mark.in_ci(1)
-@pytest.mark.parametrize("loop", ["fit", "custom"])
-def test_the_squared_error_is_that_of_the_shares(tiny, train, loop):
-    result = train(tiny, *LAST_BATCH_SHORT, "train.loss=mean_squared_error", f"train.loop={loop}")
+def test_the_squared_error_is_that_of_the_shares(tiny, train):
+    result = train(tiny, *LAST_BATCH_SHORT, "train.loss=mean_squared_error", "train.loop=custom")
     split, rows = carve(tiny, 53, 0)["validation"]
     images, labels = (np.load(path)[rows] for path in (tiny.splits[split].features["image"], tiny.splits[split].labels))
     logits = outputs_of(result.final_model, images)
@@ -397,11 +325,9 @@ def test_a_model_is_loaded_where_this_project_is_not_installed(tiny, train, run)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.in_ci(1)
-@pytest.mark.parametrize("loop", ["fit", "custom"])
-def test_accumulated_gradients_are_those_of_a_larger_batch(tiny, train, loop):
+def test_accumulated_gradients_are_those_of_a_larger_batch(tiny, train):
     # 160 examples: ten steps of 16, five of 32.
-    options = ("input.validation=40", f"train.loop={loop}", "optimizer={kind: sgd, momentum: 0.9}",
+    options = ("input.validation=40", "train.loop=custom", "optimizer={kind: sgd, momentum: 0.9}",
                "train.steps_per_execution=4")  # fmt: skip
     large = train(tiny, *options, "train.per_replica_batch_size=32", run_id="large")
     small = train(
@@ -436,11 +362,9 @@ def test_without_validation(tiny, train):
 HOPELESS = ("train.epochs=9", "train.early_stopping={monitor: validation/loss, patience_epochs: 3, min_delta: 100}")
 
 
-@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.exhaustive)])
-def test_early_stopping_stops_and_survives_a_resume(tiny, train, loop):
+def test_early_stopping_stops_and_survives_a_resume(tiny, train):
     options = (
         "train.deterministic=true",
-        f"train.loop={loop}",
         *LAST_BATCH_SHORT,
         *HOPELESS,
         "checkpoint.every_steps=4",
@@ -457,9 +381,8 @@ def test_early_stopping_stops_and_survives_a_resume(tiny, train, loop):
         assert resumed.history == whole.history
 
 
-@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.exhaustive)])
-def test_a_trial_of_a_sweep_ends_where_it_is_below_its_limit_and_is_not_resumed_from_there(tiny, train, project, loop):
-    options = ("train.deterministic=true", f"train.loop={loop}", "train.epochs=5", "checkpoint.keep=99")
+def test_a_trial_of_a_sweep_ends_where_it_is_below_its_limit_and_is_not_resumed_from_there(tiny, train, project):
+    options = ("train.deterministic=true", "train.epochs=5", "checkpoint.keep=99")
     whole = train(tiny, *options, run_id="whole")
     values = whole.history["validation/loss"]
     # As good as the first limit is good enough; the second asks for more.
@@ -499,9 +422,9 @@ def test_a_resume_as_another_training_is_refused(tiny, train):
         (["train.global_batch_size=64"], r"train.global_batch_size was 32 and is 64"),
         (
             ["input.validation=100"],
-            "run first cannot be resumed as another training: input.validation was 0.1 and is 100",
+            "run first cannot be resumed with other values: input.validation was 0.1 and is 100",
         ),
-        (["optimizer.kind=sgd"], "cannot be resumed as another training: .*optimizer.kind was 'adam' and is 'sgd'"),
+        (["optimizer.kind=sgd"], "cannot be resumed with other values: .*optimizer.kind was 'adam' and is 'sgd'"),
         (["train.seed=5"], "train.seed was 0 and is 5"),
     ]
     first = train(tiny, "train.epochs=1")
@@ -525,7 +448,7 @@ def test_one_process_trains_a_run(tiny, train, monkeypatch):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("loop", ["fit", "custom"])
 def test_a_training_that_is_told_to_stop_is_carried_on_to_the_same_bits(tiny, train, at_step, loop):
     options = (f"train.loop={loop}", "train.deterministic=true", "model.options={units: [16], dropout: 0.5}",
                "train.steps_per_execution=1")  # fmt: skip
@@ -582,7 +505,7 @@ def test_on_other_devices_a_run_keeps_its_global_batch(project, overrides, num_r
     if size is not None:
         assert resumed_batch_size(section, state, num_replicas) == size
         return
-    with pytest.raises(UserError, match="32 examples a step of all replicas, which do not divide by 3 replicas"):
+    with pytest.raises(UserError, match="32 examples per step, which 3 replicas cannot share evenly"):
         resumed_batch_size(section, state, num_replicas)
 
 
@@ -631,7 +554,7 @@ def test_a_training_rolls_back_to_finite_weights_with_a_lower_learning_rate(tiny
     assert resumed.history["train/learning_rate"] == pytest.approx((0.1,) * 4)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_checkpoint_that_leads_to_the_same_end_is_left_for_one_before(tiny, train):
     options = (*DIVERGING, "train.on_nonfinite=rollback", "train.max_rollbacks=9", "train.rollback_factor=1.0e-12")
     result = train(tiny, *options, "train.epochs=1")
@@ -688,7 +611,8 @@ def test_initial_weights_of_another_model_are_refused_before_a_run_exists(tiny, 
     settings = config.load(None, ["model={name: mlp, options: {units: [7]}}", f"model.initial={RECORDED}"])
     with pytest.raises(
         UserError,
-        match=r"model.initial = a+ is of another model: .*kernel has the shape \(64, 16\) there and \(64, 7\) here",
+        match=r"model.initial = a+ belongs to a different model: .*kernel has the shape \(64, 16\) there and "
+        r"\(64, 7\) here",
     ):
         initial.find_weights(settings, tiny)
     settings = config.load(None, [f"model.initial={RECORDED}", "input.normalization=standardize"])
@@ -701,7 +625,7 @@ def test_initial_weights_of_another_model_are_refused_before_a_run_exists(tiny, 
     [
         (
             ["input.augmentation.crop_padding=8"],
-            "have 8 x 8 pixels, and a crop would hold nothing of them. Give less than 8",
+            "have 8 x 8 pixels, so a crop could miss them completely. Give less than 8",
         ),
         (["train.per_replica_batch_size=181"], "the global batch of 181 examples is larger than the training split"),
         (["input.validation=200"], "input.validation = 200: takes 200 of the 200 training examples"),
@@ -729,6 +653,18 @@ def test_the_model_that_is_trained_is_checked_too(tiny, train, monkeypatch):
     assert [variable.path for variable in checked[0].variables] == [variable.path for variable in checked[1].variables]
 
 
+def test_a_batch_that_two_replicas_cannot_share_is_refused(tiny, train, monkeypatch):
+    pretend(monkeypatch, num_replicas=2, distributed=True)
+    with pytest.raises(
+        UserError, match=r"train.global_batch_size = 33 is not divisible by 2 replicas: 33 = 2 \* 16 \+ 1"
+    ):
+        train(tiny, "train.global_batch_size=33")
+    # A network that takes the mean of what each replica has.
+    means = ["model={name: resnet, options: {filters: 2}}", "input.validation=39", "train.global_batch_size=32"]
+    with pytest.raises(UserError, match="161 training examples leave 1 for the last batch of 2 replicas"):
+        check(config.load("../small.yaml", means), tiny)
+
+
 @pytest.mark.parametrize("override", ["train.loss=huber", "train.metrics=[mae]", "register.metric=test/r2"])
 def test_what_is_of_another_task_is_refused_before_a_run_exists(tiny, override):
     with pytest.raises(UserError, match="tiny is a classification"):
@@ -736,26 +672,21 @@ def test_what_is_of_another_task_is_refused_before_a_run_exists(tiny, override):
     assert not list(Path("mlruns").glob("runs/*"))
 
 
-NO_GATE = pytest.mark.parametrize("override", ["register.metric=test/r2", "register.floors={absent: 0.5}"])
-
-
-@pytest.mark.in_ci(0)
-@NO_GATE
-def test_a_run_of_a_comparison_registers_nothing_and_needs_no_gate(tiny, override, monkeypatch):
+def test_a_run_of_a_comparison_registers_nothing_and_needs_no_gate(tiny, monkeypatch):
     monkeypatch.setattr(tracked, "end_crashed", lambda key, run_id: [])
     monkeypatch.setattr(tracked.lifecycle, "start_run", lambda *given: written_run)
     written_run = write_run(1, parent_run_id="0" * 32)
-    settings = config.load(None, [override])
+    settings = config.load(None, ["register.metric=test/r2"])
     assert tracked.start_run(settings, prepared=tiny, parent_run_id="0" * 32) is written_run
 
 
-@NO_GATE
+@pytest.mark.parametrize("override", ["register.metric=test/r2", "register.floors={absent: 0.5}"])
 def test_a_gate_of_another_task_is_refused_before_a_run_is_resumed(tiny, override):
     settings = config.load(None, [override])
     unfinished = write_run(1, "FAILED")
     with pytest.raises(UserError, match=r"register\.metric = 'test/r2'|register\.floors"):
         tracked.resume_run(settings, prepared=tiny, run_id=unfinished.run_id, allow_changes=True)
-    assert runs.status(unfinished).status == "FAILED"
+    assert outcome.status(unfinished).status == "FAILED"
     assert not Path("mlruns/mlflow.db").exists(), "MLflow was not asked"
 
 
@@ -791,10 +722,7 @@ def test_a_worker_with_other_settings_or_data_than_the_chiefs_is_refused(tiny, t
     pretend(monkeypatch, num_replicas=2, num_workers=2, worker=1, broadcast=receive)
     assist(settings, tiny)
     assert received == sent
-    prepared = config.project_root() / tiny.folder
-    version = prepared_data.listing_md5(
-        {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in prepared.iterdir()}
-    )
+    version = "0" * 32
     sgd = config.load("../small.yaml", ["train.epochs=1", "optimizer.kind=sgd"])
 
     def told(one):
@@ -830,16 +758,14 @@ def test_a_damaged_array_is_refused_before_anything_else(tiny, train, project):
     path.write_bytes(content)
     with pytest.raises(
         UserError,
-        match=r"train_images.npy: damaged, its sha256 is .* stratagem prepare --set dataset.name=tiny --force",
+        match=r"train_images.npy: damaged, its sha256 is .* stratagem data prepare --set dataset.name=tiny --force",
     ):
         train(tiny)
     assert {path.name for path in (project / "mlruns").rglob("*")} == {".gitkeep", "code.json"}, "as before"
 
 
-@pytest.mark.in_ci(0)
-@pytest.mark.parametrize("loop", ["fit", "custom"])
-def test_mixed_precision_keeps_weights_and_logits_in_full(tiny, train, loop):
-    result = train(tiny, "train.dtype_policy=mixed_bfloat16", f"train.loop={loop}")
+def test_mixed_precision_keeps_weights_and_logits_in_full(tiny, train):
+    result = train(tiny, "train.dtype_policy=mixed_bfloat16")
     model = keras.models.load_model(result.final_model)
     assert model.get_layer("mlp").get_layer("dense1").compute_dtype == "bfloat16"
     assert {weight.dtype for weight in model.weights} == {"float32"}
@@ -849,24 +775,8 @@ def test_mixed_precision_keeps_weights_and_logits_in_full(tiny, train, loop):
 
 
 @pytest.mark.exhaustive
-def test_double_precision_is_double_everywhere(tiny, train):
-    result = train(tiny, "train.dtype_policy=float64", "train.deterministic=true")
-    arrays, _ = content(result)
-    for key, array in arrays.items():
-        assert array.dtype == ("int64" if key == "optimizer/0000" else "float64"), key
-    loaded = keras.models.load_model(result.final_model)
-    assert {weight.dtype for weight in loaded.weights} == {"float64"}
-    assert loaded.output.dtype == "float64"
-    single = train(tiny, "train.deterministic=true", run_id="single")
-    assert content(single)[0]["model/0000"].dtype == "float32", "the next training is of its own precision"
-    # The draw of the initial weights is another one.
-    assert result.history["train/loss"] == pytest.approx(single.history["train/loss"], rel=0.3)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("loop", [pytest.param("fit", marks=pytest.mark.exhaustive), "custom"])
-def test_loss_scaling_trains_and_resumes(tiny, train, loop):
-    options = ("train.deterministic=true", "train.dtype_policy=mixed_float16", f"train.loop={loop}")
+def test_loss_scaling_trains_and_resumes(tiny, train):
+    options = ("train.deterministic=true", "train.dtype_policy=mixed_float16", "train.loop=custom")
     whole = train(tiny, *options, "train.epochs=2", run_id="whole")
     train(tiny, *options, "train.epochs=1", run_id="shorter")
     resumed = train(tiny, *options, "train.epochs=2", run_id="shorter", resume=True)
@@ -874,41 +784,19 @@ def test_loss_scaling_trains_and_resumes(tiny, train, loop):
     assert np.isfinite(whole.history["train/loss"]).all()
 
 
-@pytest.mark.in_ci(0)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         ("train.loop=fit",),
-        pytest.param(("train.loop=custom",), marks=pytest.mark.exhaustive),
-        pytest.param(("train.loop=custom", "train.steps_per_execution=4"), marks=pytest.mark.exhaustive),
-        # Calls that begin, end and have their middle in a short batch.
-        pytest.param(
-            ("train.loop=custom", "train.steps_per_execution=6", "train.steps_per_epoch=9", "train.epochs=4"),
-            marks=pytest.mark.exhaustive,
-        ),
         (
             "train.loop=custom",
             "train.steps_per_execution=6",
             "input.augmentation={flip: true, rotation: 0.1, contrast: 0.2, rand_augment: {}, erasing: 0.5}",
             "input.augmentation={mixup: 0.4, cutmix: 1.0}",
         ),
-        # Keras does these in conditions.
-        pytest.param(
-            ("train.loop=custom", "train.steps_per_execution=6", "train.gradient_accumulation_steps=2"),
-            marks=pytest.mark.exhaustive,
-        ),
-        pytest.param(
-            (
-                "train.loop=custom",
-                "train.steps_per_execution=6",
-                "optimizer.global_clipnorm=0.1",
-                "train.dtype_policy=mixed_float16",
-            ),
-            marks=pytest.mark.exhaustive,
-        ),
     ],
-    ids=" ".join,
+    ids=["fit", "custom"],
 )
 def test_what_xla_compiles_learns_the_same(tiny, train, options, monkeypatch):
     together = []
@@ -919,26 +807,23 @@ def test_what_xla_compiles_learns_the_same(tiny, train, options, monkeypatch):
     compiled = train(tiny, *LAST_BATCH_SHORT, *options, "train.jit_compile=true", run_id="compiled")
     assert len(together) == 1
     for name, values in plain.history.items():
-        # Half precision may count an answer of 53 the other way.
-        rel = 0.03 if "train.dtype_policy=mixed_float16" in options else 1e-4
-        assert compiled.history[name] == pytest.approx(values, rel=rel), name
+        assert compiled.history[name] == pytest.approx(values, rel=1e-4), name
 
 
 MIXED = "input.augmentation={flip: true, crop_padding: 0, mixup: 0.4, cutmix: 1.0}"
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("smoothing", [pytest.param(0.0, marks=pytest.mark.exhaustive), 0.1])
-def test_mixed_images_are_learned_as_a_plain_keras_script_does(tiny, train, smoothing):
+def test_mixed_images_are_learned_as_a_plain_keras_script_does(tiny, train):
     options = [
-        MIXED, f"train.label_smoothing={smoothing}", "train.epochs=2", "optimizer.kind=sgd",
+        MIXED, "train.label_smoothing=0.1", "train.epochs=2", "optimizer.kind=sgd",
         "optimizer.momentum=0", "schedule.kind=constant", "schedule.learning_rate=0.01",
     ]  # fmt: skip
     results = [train(tiny, *options, f"train.loop={loop}", run_id=loop) for loop in ("fit", "custom")]
     settings = config.load("../small.yaml", options)
     keras.utils.set_random_seed(settings.train.seed)
     model = models.build(settings.model, tiny, settings.input.normalization)
-    loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing)
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
     accuracy = keras.metrics.CategoricalAccuracy("accuracy")
     model.compile(keras.optimizers.SGD(0.01), loss, metrics=[accuracy], jit_compile=False)
     batches = sources.training_batches(settings, tiny, results[0].global_batch_size)
@@ -954,134 +839,3 @@ def test_mixed_images_are_learned_as_a_plain_keras_script_does(tiny, train, smoo
         trained = keras.models.load_model(result.final_model, compile=False)
         for own, other in zip(trained.get_weights(), model.get_weights(), strict=True):
             np.testing.assert_allclose(own, other, rtol=2e-4, atol=2e-6)
-
-
-@pytest.mark.exhaustive
-def test_a_kill_ends_with_the_same_bits_where_images_are_mixed(tiny, train):
-    whole = train(tiny, MIXED, "train.epochs=3", run_id="whole")
-    train(tiny, MIXED, "train.epochs=1", run_id="cut")
-    assert train(tiny, MIXED, "train.epochs=3", run_id="cut", resume=True).weights_digest == whole.weights_digest
-
-
-# One process: TensorFlow's devices cannot change after their first use.
-MIRRORED = """
-import json, shutil, sys
-from pathlib import Path
-import keras, numpy as np
-import tensorflow as tf
-from tasks import config, records
-from tasks.modeling import models
-from tasks.input import sources
-from tasks.training.checkpoints import Checkpoints, State
-from tasks.system.errors import UserError
-from tasks.train import check, train
-
-prepared = records.load(records.PreparedDataset, Path("data/tiny/prepared/manifest.json"))
-trace = records.Lineage(git_commit=None, git_dirty=None, code_digest="", settings_digest="", data_version=None)
-BASE = {
-    "strategy.kind": "mirrored", "strategy.devices": 2, "train.deterministic": True, "train.epochs": 2,
-    "train.global_batch_size": 32, "input.augmentation.crop_padding": 0, "schedule.kind": "constant",
-    "schedule.learning_rate": 0.01, "model.name": "mlp", "model.options": {"units": [16], "dropout": 0.5},
-    "checkpoint.keep": 100,
-}
-
-def run(run_id, **overrides):
-    overrides = {name.replace("__", "."): value for name, value in overrides.items()}
-    settings = config.load(None, {**BASE, **overrides})
-    folder = f"mlruns/runs/{run_id}"
-    one = records.Run(
-        run_id=run_id, experiment="tests", name="tests", folder=folder, lineage=trace, settings=settings.to_json()
-    )
-    result = train(settings, prepared, one, lambda step, metrics: None)
-    return settings, result
-
-found = {}
-try:
-    run("refused", train__global_batch_size=33)
-except UserError as error:
-    found["refused"] = str(error)
-
-# 146 examples: the last batch of 18 is short, and even. In batches of eight: 19 steps, the last one of two examples.
-even = {"input__validation": 54, "checkpoint__every_steps": 3}
-several = {"train__steps_per_execution": 8, "train__global_batch_size": 8, "checkpoint__every_steps": 8}
-for name, steps, more in (
-    ("fit", (3, 5, 8), {}),
-    ("custom", (3, 8), {"train__loop": "custom"}),
-    ("fit_8", (8, 27), several),
-    ("custom_8", (8, 27), several | {"train__loop": "custom"}),
-):
-    found[name] = run(name, **{**even, **more})[1].model_dump(mode="json")
-    for step in steps:
-        for folder in Path(f"mlruns/runs/{name}/checkpoints").iterdir():
-            if folder.name.isdigit() and int(folder.name) <= step:
-                shutil.copytree(folder, f"mlruns/runs/{name}_from_{step}/checkpoints/{folder.name}")
-        found[f"{name}_from_{step}"] = run(f"{name}_from_{step}", **{**even, **more})[1].model_dump(mode="json")
-
-plain = {"model__options": {"units": [16]}}
-found["even"] = run("even", input__validation=54, **plain)[1].model_dump(mode="json")
-# 161 = 5 * 32 + 1: one of the two replicas gets nothing of the last batch. 39 = 32 + 7 to validate on.
-found["uneven"] = run("uneven", input__validation=39, **plain)[1].model_dump(mode="json")
-
-# The same one example that is left, and a network that takes the mean of what each replica has.
-means = {**BASE, "model.name": "resnet", "model.options": {"filters": 2}, "input.validation": 39}
-try:
-    check(config.load(None, means), prepared)
-except UserError as error:
-    found["means"] = str(error)
-for other in ({"input.drop_remainder": True}, {"input.validation": 40}, {"input.validation": 38}):
-    check(config.load(None, means | other), prepared)
-
-# As if the second device were a GPU.
-build, found["checked on"] = models.build, []
-
-def built(*arguments):
-    model = build(*arguments)
-    found["checked on"] += {variable.value.device for variable in model.variables}
-    return model
-
-models.build = built
-with tf.device("CPU:1"):
-    check(config.load(None, BASE), prepared)
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_mirrored(tiny, train, run):
-    done = run([sys.executable, "-c", MIRRORED])
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert "train.global_batch_size = 33 does not divide by 2 replicas: 33 = 2 * 16 + 1" in found["refused"]
-
-    assert found["means"].startswith("161 training examples leave 1 for the last batch, 2 replicas share it")
-    assert "give input.drop_remainder=true, or another train.global_batch_size" in found["means"]
-
-    assert found["checked on"] == ["/job:localhost/replica:0/task:0/device:CPU:0"], "a model that is only looked at"
-
-    for name, starts in (("fit", (3, 5, 8)), ("custom", (3, 8)), ("fit_8", (8, 27)), ("custom_8", (8, 27))):
-        whole = found[name]
-        assert (whole["strategy"], whole["loop"], whole["num_replicas"]) == ("mirrored", name.partition("_")[0], 2)
-        assert whole["steps"] == (2 * 19 if name.endswith("8") else 2 * STEPS)
-        assert whole["devices"] == [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(2)]
-        for step in starts:
-            resumed = found[f"{name}_from_{step}"]
-            assert resumed["weights_digest"] == whole["weights_digest"], (name, step)
-            assert resumed["steps"] == whole["steps"]
-            for metric, values in whole["history"].items():
-                # The replicas' parts of a metric are saved as one sum: added up again in another order.
-                assert resumed["history"][metric] == pytest.approx(values, rel=1e-6), (name, step, metric)
-    assert found["custom"]["weights_digest"] == found["fit"]["weights_digest"], "one train function for both loops"
-    assert found["custom_8"]["weights_digest"] == found["fit_8"]["weights_digest"]
-
-    alone = {
-        name: train(tiny, "train.deterministic=true", f"input.validation={held_out}", run_id=f"alone_{name}").history
-        for name, held_out in (("even", 54), ("uneven", 39))
-    }
-    for name, expected in alone.items():
-        for metric, values in expected.items():
-            assert found[name]["history"][metric] == pytest.approx(values, rel=1e-5), (name, metric)
-    uneven = found["uneven"]["history"]
-    loss, accuracy = held_out_metrics(tiny, 39, found["uneven"]["final_model"])
-    assert uneven["validation/loss"][-1] == pytest.approx(loss, rel=1e-4)
-    assert uneven["validation/accuracy"][-1] == pytest.approx(accuracy)

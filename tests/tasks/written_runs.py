@@ -5,7 +5,21 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from tasks import config, records, runs
+from tasks import config, records
+from tasks.runs import locks, outcome
+
+NO_SPLIT = records.PreparedSplit(
+    num_examples=3, features={"image": "i.npy"}, labels="l.npy", sha256={"i.npy": "0"}, class_counts=(1, 2),
+)  # fmt: skip
+PREPARED = records.PreparedDataset(
+    name="digits", kind="tfds", version="1.0.0", tfds_version="4.9.10", folder="data/digits/prepared",
+    raw_folder="data/digits/raw",
+    features={"image": records.Feature(kind="image", shape=(8, 8, 1), dtype="uint8")},
+    target=records.Target(task="classification", num_outputs=2, class_names=("a", "b")),
+    splits={"train": NO_SPLIT, "test": NO_SPLIT},
+    sources=(), licence=None,
+)  # fmt: skip
+"""Digits, whose arrays are nowhere."""
 
 
 def run_id_of(number: int) -> str:
@@ -30,7 +44,7 @@ def write_run(
     given = {
         "run_id": run_id,
         "experiment": "digits",
-        "name": f"convnet2-one_device-fit-{run_id[:6]}",
+        "name": f"{run_id[:6]}-convnet2-one_device-fit",
         "folder": f"mlruns/runs/{run_id}",
         "lineage": records.Lineage.model_validate({**lineage, "data_version": "d" * 32, **of_lineage}),
         "settings": settings.to_json(),
@@ -38,7 +52,7 @@ def write_run(
         "start_time": number * 3_600_000,
         "key": f"key{number}",
         "host": socket.gethostname(),
-        "project": runs.project_id(),
+        "project": locks.project_id(),
     }
     run = records.Run.model_validate(given | more)
     folder = Path(run.folder)
@@ -51,7 +65,7 @@ def write_run(
     (folder / "report").mkdir()
     (folder / "report" / "history.csv").write_text("epoch\n")
     if status is not None:
-        runs.set_status(run, status, "some reason" if status != "FINISHED" else None)
+        outcome.set_status(run, status, "some reason" if status != "FINISHED" else None)
     return run
 
 
@@ -75,7 +89,7 @@ def write_results(
         best_model=f"{folder}/models/best.keras", weights_digest=f"{run.number}", best_weights_digest="b",
         optimizer="SGD",
     )  # fmt: skip
-    runs.save_result(run, trained)
+    outcome.save(run, trained)
     evaluated = records.EvaluationResult(
         run_id=run.run_id, checkpoint=trained.checkpoint, step=82, num_examples=360,
         metrics={f"test/{name}": value for name, value in metrics.items()}, classes=(), confusion_matrix=(),
@@ -83,13 +97,26 @@ def write_results(
         test_rows="",
     )  # fmt: skip
     if metrics:
-        runs.save_result(run, evaluated)
+        outcome.save(run, evaluated)
     if version is not None:
         registered = records.RegisteredModel(
             run_id=run.run_id, model_uri="models:/m-" + "a" * 32, model_name="digits-convnet2", model_version=version,
             aliases=("challenger",), reason=None,
         )  # fmt: skip
-        runs.save_result(run, registered)
+        outcome.save(run, registered)
+
+
+def write_summary(run: records.Run) -> records.RunSummary:
+    """Leave the summary of a run that finished; return it."""
+    given = {
+        "run_id": run.run_id, "flow_run_id": None, "dataset": run.settings["dataset"]["name"],
+        "strategy": "one_device", "loop": "fit", "num_replicas": 1, "epochs": 1, "steps": 2,
+        "examples_per_second": None, "metrics": {}, "checkpoint": "c", "weights_digest": "w", "model_uri": None,
+        "model_version": None, "aliases": (), "seconds": {}, "finished_at": "2026-01-01T00:00:00+00:00",
+    }  # fmt: skip
+    summary = records.RunSummary.model_validate(run.lineage.model_dump() | given)
+    outcome.save(run, summary)
+    return summary
 
 
 def version_of(run: records.Run | None, number: int, *aliases: str, **tags: str) -> records.ModelVersion:

@@ -1,7 +1,7 @@
-"""Datasets by name: a file of this folder, else a stock TFDS builder; and the checks of what lies on the disk."""
+"""Finds dataset builders by name: a file of this folder, else a stock TFDS builder; and reads their files on disk."""
 
 import importlib
-import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -14,29 +14,29 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
+from tasks.data import splits
 from tasks.modeling import own_code
 from tasks.records import HeldOut
+from tasks.system import files
 from tasks.system.errors import UserError, cut, one_of
 
-# TensorFlow and TFDS are imported where they are needed: on JAX, training needs neither.
+# Functions import TensorFlow and TFDS, because training on JAX needs neither.
 
 DECODED = 8
-TEST_SHARE = 0.2
-"""Of the training examples, where a dataset has no test split."""
 
 
 def find_builder(folder_name: str, own: str | None = None) -> tuple[Any, str | None]:
-    """Return the ``tfds.core.DatasetBuilder`` class that a name stands for, and the configuration in it, or None.
+    """Return the ``tfds.core.DatasetBuilder`` class of a name, and the configuration in the name, or None.
 
     The user's own builder comes first, then a file of this folder. ``cmaterdb.bangla`` is the configuration ``bangla``
     of ``cmaterdb``.
 
     Args:
         folder_name: of the dataset's folder in data/.
-        own: the user's ``module:Class``; without it what data/<name>/params.yaml says.
+        own: the user's ``module:Class``; by default the one in data/<name>/params.yaml.
 
     Raises:
-        UserError: neither the user nor this folder nor TFDS has it, or it has no such configuration.
+        UserError: neither the user nor this folder nor TFDS has such a builder.
     """
     import tensorflow_datasets as tfds
 
@@ -47,7 +47,7 @@ def find_builder(folder_name: str, own: str | None = None) -> tuple[Any, str | N
             raise UserError(
                 f"dataset.name = '{own}' is not a tfds.core.GeneratorBasedBuilder: name a class that is one"
             )
-        return _configured(kind, name, configuration)
+        return kind, configuration or None
     embedded = config.names_of("data/builders")
     if name in embedded:
         importlib.import_module(f"tasks.data.builders.{name}")  # Its class registers itself with TFDS.
@@ -57,7 +57,7 @@ def find_builder(folder_name: str, own: str | None = None) -> tuple[Any, str | N
             f"or one of tasks/data/builders/ ({', '.join(embedded)})"
         )
         raise UserError(one_of("dataset", name, {*embedded, *stock}, see))
-    return _configured(tfds.builder_cls(name), name, configuration)
+    return tfds.builder_cls(name), configuration or None
 
 
 def _own_builder(folder_name: str) -> str | None:
@@ -66,87 +66,80 @@ def _own_builder(folder_name: str) -> str | None:
     return described.builder if isinstance(described, config.Tfds) else None
 
 
-def _configured(kind: Any, name: str, configuration: str) -> tuple[Any, str | None]:
-    if not configuration:
-        return kind, None
-    if not kind.builder_configs:
-        raise UserError(
-            f"dataset.name = '{name}/{configuration}': {name} has no configurations: give dataset.name={name}"
-        )
-    if configuration not in kind.builder_configs:
-        raise UserError(one_of(f"configuration of {name}", configuration, kind.builder_configs))
-    return kind, configuration
-
-
 def build(name: str, version: str | None, data_dir: Path, own: str | None = None) -> Any:
-    """Return a ``tfds.core.DatasetBuilder`` whose supervised keys a model can learn, see ``LEARNABLE``.
+    """Return a ``tfds.core.DatasetBuilder`` with usable supervised keys, see ``supervised``.
 
     Args:
         name: of the dataset's folder, see ``find_builder``.
-        version: a version that the builder can make; None is the newest.
+        version: a version that the builder supports; None is the newest.
         data_dir: TFDS' folder; the builder's ``info`` describes what it already holds.
         own: see ``find_builder``.
 
     Raises:
-        UserError: no such dataset or version, or it holds nothing that is learnt here.
+        UserError: no such dataset or version, or its supervised keys are not supported.
     """
     import tensorflow_datasets as tfds
 
     kind, configuration = find_builder(name, own)
+    if configuration and configuration not in kind.builder_configs:
+        raise UserError(one_of(f"configuration of {kind.name}", configuration, kind.builder_configs))
     try:
-        builder = kind(data_dir=data_dir, config=configuration)
-        makeable = {str(builder.version), str(max(builder.versions))}
-        if version not in {None, *makeable}:
-            raise UserError(one_of(f"dataset.version of {name}", version, makeable))
-        if version not in {None, str(builder.version)}:
-            builder = kind(data_dir=data_dir, config=configuration, version=version)
+        builder = kind(data_dir=data_dir, config=configuration, version=version)
         features, keys = builder.info.features, builder.info.supervised_keys
-    except UserError:
-        raise
-    except Exception as error:  # TFDS' robotics datasets ask the network for their description, others want arguments.
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except Exception as error:  # No such version; or its description is a matter of the network.
+        if (damaged := files.damaged_json((data_dir / kind.name).rglob("*.json"))) is not None:
+            raise UserError(
+                f"{damaged} is damaged. Remove it, and TFDS makes it again: rm {shlex.quote(str(damaged))}"
+            ) from None
+        reason = cut(str(error)) or type(error).__name__
         raise UserError(f"dataset.name = '{name}': TFDS cannot describe this dataset here ({reason})") from None
     if not keys:
         raise UserError(
-            f"dataset.name = '{name}' cannot be trained on: TFDS names no supervised keys for it, which say what is "
-            "given and what is to be learnt. Write a builder of your own that has them (docs/data.md)"
+            f"dataset.name = '{name}' cannot be trained on: TFDS defines no supervised keys (input and target) "
+            "for it. Write your own builder with such keys (docs/data.md)"
         )
-    if _supervised(builder) is None:
+    try:
+        supervised(builder)
+    except ValueError:
         found = [[type(one).__name__ for one in _leaves(features, part).values()] for part in keys]
         raise UserError(
             f"dataset.name = '{name}' cannot be trained on: its supervised keys must be an image (uint8, known number "
             "of channels), a text, numbers of a known shape or a dictionary of such columns, and a class label, "
             "several of them (Sequence(ClassLabel)), numbers or, not of texts alone, a text; got "
             + cut(str(found), 120)
-        )
+        ) from None
     return builder
 
 
-LEARNABLE = {(given, wanted) for given in ("image", "text", "numbers") for wanted in ("class", "labels", "numbers")}
-"""Pairs of input and target for which the input is one feature, named after its kind; all others have columns."""
 Place: TypeAlias = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Supervised:
-    """What a builder's examples are, and what is learnt of them: TFDS' features by their place in an example."""
+    """The inputs and targets of a builder's examples: TFDS features by their place in an example."""
 
-    kinds: tuple[str, str]
-    """One of ``LEARNABLE``; or `columns`, and `class`, `labels`, `numbers` or `text` (a class that is named)."""
+    target_kind: str
+    """The target: `class`, `labels`, `numbers` or `text` (the name of a class)."""
     given: dict[Place, Any]
     wanted: dict[Place, Any]
 
     @property
+    def is_of_images(self) -> bool:
+        """Whether an example is only an image and its class, without columns."""
+        kinds = [kind_of(one) for one in (*self.given.values(), *self.wanted.values())]
+        return kinds == ["image", "class"] and all(len(place) == 1 for place in (*self.given, *self.wanted))
+
+    @property
     def names(self) -> dict[str, Place]:
-        """The places of what is given by the names of the columns: the last part, or all of it where that is of two."""
+        """The places of the inputs by column name: its last part, or the whole place if that is ambiguous."""
         last = Counter(place[-1] for place in (*self.given, *self.wanted))
         return {place[-1] if last[place[-1]] == 1 else "/".join(place): place for place in self.given}
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes or labels; none where numbers are learnt, or classes that the data alone know."""
-        (one, *others), learnt = self.wanted.values(), self.kinds[1]
-        if learnt not in ("class", "labels"):
+        """The classes or labels; none for numbers, or if only the data define the classes."""
+        one, *others = self.wanted.values()
+        if self.target_kind not in ("class", "labels"):
             return ()
         if others:
             return tuple(place[-1] for place in self.wanted)
@@ -155,37 +148,33 @@ class Supervised:
 
 
 def supervised(builder: Any) -> Supervised:
-    """Return what is given and what is learnt of a dataset that ``build`` returned."""
-    if (found := _supervised(builder)) is None:
-        raise ValueError(f"{builder.name} holds nothing that is learnt here, which build refuses")
+    """Return inputs and targets of a dataset, swapped if only that can be learned (forest_fires, lfw).
+
+    Raises:
+        ValueError: the supervised keys are not supported; ``build`` refuses such a dataset.
+    """
+    features, keys = builder.info.features, builder.info.supervised_keys
+    # A third key is a weight, except in places365_small, where it is a file name.
+    if not (len(keys) > 2 and {kind_of(one) for one in _leaves(features, keys[2]).values()} != {"text"}):
+        first, second = (_leaves(features, part) for part in keys[:2])
+        if found := _learnable(first, second) or _learnable(second, first):
+            return found
+    raise ValueError(f"{builder.name} has no supported supervised keys")
+
+
+def _learnable(given: dict[Place, Any], wanted: dict[Place, Any]) -> Supervised | None:
+    kind = _target_kind(wanted)
+    rest = {place: one for place, one in given.items() if place not in wanted}  # penguins/simple gives its target, too.
+    usable = {kind_of(one) for one in rest.values() if is_column(one)}
+    found = Supervised(kind or "", rest, wanted)
+    # Text from text is generation, such as translation.
+    if kind is None or not (usable or found.is_of_images) or (usable == {"text"} and kind == "text"):
+        return None
     return found
 
 
-def _supervised(builder: Any) -> Supervised | None:
-    """Return inputs and targets, swapped where only that can be learnt (forest_fires, lfw); None where nothing can."""
-    features, keys = builder.info.features, builder.info.supervised_keys
-    if len(keys) > 2 and {kind_of(one) for one in _leaves(features, keys[2]).values()} != {"text"}:
-        return None  # A weight; places365_small has the name of a file there.
-    first, second = (_leaves(features, part) for part in keys[:2])
-    return _learnable(first, second, keys[0]) or _learnable(second, first, keys[1])
-
-
-def _learnable(given: dict[Place, Any], wanted: dict[Place, Any], key: Any) -> Supervised | None:
-    learnt, kinds = _learnt(wanted), [kind_of(one) for one in given.values()]
-    is_alone = isinstance(key, str) and list(given) == [(key,)]
-    is_truth = "bool" in map(kind_of, wanted.values())
-    if is_alone and len(wanted) == 1 and (kinds[0], learnt) in LEARNABLE and not is_truth:
-        return Supervised((str(kinds[0]), str(learnt)), given, wanted)
-    rest = {place: one for place, one in given.items() if place not in wanted}  # penguins/simple gives its target, too.
-    usable = {kind_of(one) for one in rest.values() if is_column(one)}
-    # To answer a text with a text is to write one, as in translation.
-    if learnt is None or not usable or (usable == {"text"} and learnt == "text"):
-        return None
-    return Supervised(("columns", learnt), rest, wanted)
-
-
-def _learnt(wanted: dict[Place, Any]) -> str | None:
-    """Return what kind of target some features are: one feature by its kind, several alike as numbers or labels."""
+def _target_kind(wanted: dict[Place, Any]) -> str | None:
+    """Return the kind of target: for one feature its kind, for several of one kind numbers or labels."""
     kinds = {kind_of(one) for one in wanted.values()}
     if len(kinds) != 1:
         return None
@@ -195,7 +184,7 @@ def _learnt(wanted: dict[Place, Any]) -> str | None:
 
 
 def _leaves(features: Any, keys: Any) -> dict[Place, Any]:
-    """Return the features that a supervised key stands for, by place: a name, or names in tuples or dictionaries."""
+    """Return the features of a supervised key by place; a key is a name, or names in tuples or dictionaries."""
     if not isinstance(keys, str):
         parts = keys.values() if isinstance(keys, dict) else keys
         return {place: one for part in parts for place, one in _leaves(features, part).items()}
@@ -220,7 +209,7 @@ def is_column(feature: Any) -> bool:
 
 
 def kind_of(feature: Any) -> str | None:
-    """Return what a feature of TFDS is: image, text, numbers, class, labels or bool; None for all else."""
+    """Return the kind of a TFDS feature: image, text, numbers, class, labels or bool; None for all others."""
     import tensorflow_datasets as tfds
 
     known: dict[Any, str] = {tfds.features.ClassLabel: "class", tfds.features.Text: "text"}
@@ -236,27 +225,15 @@ def kind_of(feature: Any) -> str | None:
     return known.get(type(feature))
 
 
-def rows(builder: Any, split: str) -> Iterator[tuple[Any, Any]]:
-    """Yield the two supervised values of each example as NumPy's, in the order of the shards."""
-    import tensorflow_datasets as tfds
-
-    one_after_another = tfds.ReadConfig(interleave_cycle_length=1)
-    read = builder.as_dataset(split=split, shuffle_files=False, as_supervised=True, read_config=one_after_another)
-    found = supervised(builder)
-    is_turned = next(iter(found.given))[0] != builder.info.supervised_keys[0]
-    for first, second, *_ in tfds.as_numpy(read):
-        yield (second, first) if is_turned else (first, second)
-
-
 def columns(builder: Any, split: str, places: Collection[Place], size: int) -> Iterator[dict[Place, Any]]:
-    """Yield features of the next examples by place, in the order of the shards: an array (n, ...), files of images
-    undecoded, or a list for labels.
+    """Yield features of the next examples by place, in the order of the shards: an array (n, ...), encoded image
+    files, or a list for labels.
 
     Args:
         builder: a dataset on disk.
         split: its name.
-        places: of the features; nothing else is parsed.
-        size: how many examples to yield at once; the last ones may be fewer.
+        places: of the features; only these are parsed.
+        size: how many examples to yield at once; the last part may have fewer.
     """
     import tensorflow_datasets as tfds
 
@@ -292,37 +269,21 @@ class Shards:
     lengths: list[int]
     """Records in each file."""
     decode: Callable[[Any], tuple[Any, Any]]
-    """Takes serialized records, string (batch,), in TensorFlow's graph or out of it; returns images uint8
-    (batch, height, width, channels) and labels as ``records.PreparedSplit`` has them."""
+    """Takes serialized records, string (batch,), eagerly or in a graph; returns images uint8
+    (batch, height, width, channels) and labels int64 (batch,)."""
 
 
 def shards(builder: Any, split: str, image_shape: tuple[int, ...]) -> Shards:
-    """Return the files of a split and how to decode them to one shape (bilinear, antialiased, if theirs is another).
+    """Return the files of a split and a function that decodes images to one shape (resized bilinearly, antialiased).
 
-    A batch is parsed at once: TFDS' own reader parses one example after the other and takes three times as long.
-    Images are decoded DECODED at a time: one per turn of TensorFlow's loop takes 1.5 times as long.
+    It parses a whole batch at once: TFDS' own reader parses one example after the other and takes three times as long.
+    It decodes DECODED images at a time: one per iteration of TensorFlow's loop takes 1.5 times as long.
     """
     import tensorflow as tf
 
     found = supervised(builder)
-    (((image_key,), feature),), (((label_key,), label),) = found.given.items(), found.wanted.items()
-    learnt = found.kinds[1]
-    if learnt == "labels":
-        label_spec: Any = tf.io.RaggedFeature(tf.int64)
-    elif learnt == "numbers":  # TFDS writes each of them as one of these two.
-        is_fraction = np.dtype(label.np_dtype).kind == "f"
-        label_spec = tf.io.FixedLenFeature(label.shape, tf.float32 if is_fraction else tf.int64)
-    else:
-        label_spec = tf.io.FixedLenFeature((), tf.int64)
-    spec = {image_key: tf.io.FixedLenFeature((), tf.string), label_key: label_spec}
-
-    def as_labels(found: Any) -> Any:
-        if learnt == "labels":
-            places = found.to_tensor(-1)  # Which is not a label.
-            return tf.reduce_max(tf.one_hot(places, label.feature.num_classes, dtype=tf.uint8), axis=1)
-        if learnt == "numbers":
-            return tf.cast(tf.reshape(found, (tf.shape(found)[0], math.prod(label.shape))), tf.float32)
-        return found
+    (((image_key,), feature),), ((label_key,),) = found.given.items(), found.wanted
+    spec = {image_key: tf.io.FixedLenFeature((), tf.string), label_key: tf.io.FixedLenFeature((), tf.int64)}
 
     def decode_image(encoded: Any) -> Any:
         image = feature.decode_example(encoded)
@@ -341,29 +302,20 @@ def shards(builder: Any, split: str, image_shape: tuple[int, ...]) -> Shards:
         some, one = (tf.TensorSpec(shape, tf.uint8) for shape in ((DECODED, *image_shape), image_shape))
         images = tf.map_fn(decode_some, tf.reshape(encoded[:whole], (-1, DECODED)), fn_output_signature=some)
         rest = tf.map_fn(decode_image, encoded[whole:], fn_output_signature=one)
-        return tf.concat([tf.reshape(images, (-1, *image_shape)), rest], 0), as_labels(examples[label_key])
+        return tf.concat([tf.reshape(images, (-1, *image_shape)), rest], 0), examples[label_key]
 
     info = builder.info.splits[split]
     return Shards([str(path) for path in info.filepaths], [int(length) for length in info.shard_lengths], decode)
 
 
-def hold_out(num_examples: int) -> HeldOut | None:
-    """Return the test split that a dataset without one gets; None where there is nothing to divide."""
-    count = max(1, round(num_examples * TEST_SHARE))
-    return HeldOut(num_examples=count, seed=0) if num_examples > 1 else None
-
-
 def is_held_out(total: int, held: HeldOut) -> npt.NDArray[np.bool_]:
-    """Return which of so many training examples are test examples, bool (total,): the same ones for ever."""
-    # Raw words, because NumPy keeps those of a bit generator the same, and promises nothing for its permutations.
-    words = np.random.Philox(key=[held.seed, 0], counter=[0, 0, 0, 2]).random_raw(total)
-    chosen = np.zeros(total, bool)
-    chosen[np.argsort(words, kind="stable")[: held.num_examples]] = True
-    return chosen
+    """Return which of ``total`` training examples are test examples, bool (total,): always the same ones."""
+    one_class, words = np.zeros(total, np.int64), splits.random_words(total, held.seed)
+    return splits.smallest_of_each(one_class, words, np.array([held.num_examples]))
 
 
 def damaged_shard(builder: Any) -> Path | None:
-    """Return the first file of a dataset on disk that cannot be read to its last record; None when all can."""
+    """Return the first file of a dataset on disk that cannot be read completely; None if all can."""
     import tensorflow as tf
 
     for split in builder.info.splits.values():

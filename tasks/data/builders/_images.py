@@ -1,4 +1,4 @@
-"""What the datasets of this folder share whose images lie in memory as one array."""
+"""The base class of the datasets in this folder whose images are one array in memory."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -12,7 +12,7 @@ Splits = dict[str, Iterator[tuple[int, dict[str, Any]]]]
 
 
 class Images(tfds.core.GeneratorBasedBuilder):
-    """Images of one shape and their classes; a subclass says which, and its ``_split_generators`` returns them."""
+    """Images of one shape and their classes; the ``_split_generators`` of a subclass returns them."""
 
     VERSION = tfds.core.Version("1.0.0")
     RELEASE_NOTES = {"1.0.0": "First version."}
@@ -20,7 +20,7 @@ class Images(tfds.core.GeneratorBasedBuilder):
     """Height, width, channels."""
     NUM_CLASSES: int
     ABOUT: dict[str, str] = {}
-    """More of ``tfds.core.DatasetInfo``: description, homepage, citation, license."""
+    """Further arguments of ``tfds.core.DatasetInfo``: description, homepage, citation, license."""
 
     def _info(self) -> Any:
         image, label = tfds.features.Image(shape=self.SHAPE), tfds.features.ClassLabel(num_classes=self.NUM_CLASSES)
@@ -30,10 +30,10 @@ class Images(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(
         self, images: npt.NDArray[np.uint8], labels: npt.NDArray[Any], rows: Iterable[int]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield these rows of the arrays; TFDS lays the examples of a split in an order that follows from the rows."""
+        """Yield these rows of the arrays; TFDS derives the order of a split's examples from the row numbers."""
         for row in map(int, rows):
             yield row, {"image": images[row], "label": int(labels[row])}
 
     def _divided(self, images: npt.NDArray[np.uint8], labels: npt.NDArray[Any], **rows: Iterable[int]) -> Splits:
-        """Return the splits of arrays, of the rows of each by its name."""
+        """Return the splits with the given rows of the arrays."""
         return {split: self._generate_examples(images, labels, own) for split, own in rows.items()}

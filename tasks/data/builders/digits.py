@@ -1,4 +1,4 @@
-"""1,797 handwritten digits of 8x8 pixels, which lie inside scikit-learn: real data that needs no network."""
+"""1,797 handwritten digits of 8x8 pixels from scikit-learn: real data that needs no network."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ class Digits(Images):
     }
 
     def _split_generators(self, dl_manager: Any) -> Splits:
-        # Imported here because `prepare` describes this dataset and never needs the second that scikit-learn takes.
+        # Imported here, because scikit-learn takes a second, and `prepare` does not need it.
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
 

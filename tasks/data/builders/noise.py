@@ -1,4 +1,4 @@
-"""128 random images of 28x28 pixels with random classes: to try a distribution on, with nothing to be learned."""
+"""128 random images of 28x28 pixels with random classes, for tests of a distribution strategy."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class Noise(Images):
 
 
 def _drawn(key: int, num_examples: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint64]]:
-    # Raw Philox words: NumPy keeps them the same for ever, and promises nothing of the kind for its distributions.
+    # Raw Philox words: NumPy guarantees that they never change, but not its distributions.
     generator = np.random.Philox(key=key)
     words = generator.random_raw(num_examples * 28 * 28 // 8).astype("<u8")
     return words.view(np.uint8).reshape(num_examples, 28, 28, 1), generator.random_raw(num_examples) % 10

@@ -1,4 +1,4 @@
-"""Checks of a dataset: the file is the key, and its ``CHECK`` measures the arrays that `prepare` made.
+"""Checks of a dataset: the file name is the key, and its ``CHECK`` measures the arrays that `prepare` created.
 
 ``checks: {NAME: stop}`` in data/<name>/params.yaml refuses the data on a finding, ``warn`` warns, ``off`` skips the
 check; ``checks: {NAME: {action: stop, threshold: 0.01}}`` replaces the check's own threshold.
@@ -7,7 +7,9 @@ check; ``checks: {NAME: {action: stop, threshold: 0.01}}`` replaces the check's 
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,13 +20,11 @@ from tasks import config, records
 from tasks.data import quality_report
 from tasks.data.checks import _sheets
 from tasks.data.checks._data import Data, Place
-from tasks.data.checks._statistics import statistics
-from tasks.records import CheckResult, DataQuality, DataStatistics, Offender, PreparedDataset
-from tasks.records.record import load_or_none
+from tasks.records import CheckResult, DataQuality, DataStatistics, Offender, PreparedDataset, load_or_none
 from tasks.system.errors import UserError, listed, printable
 
 MOST_OFFENDERS = 100
-"""So many offenders of each check are kept, the worst ones."""
+"""The number of offenders that a report contains for each check, the worst first."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Found:
     """The result of a check's measurement."""
 
     value: float
-    """A finding is above the threshold."""
+    """A value above the threshold is a finding."""
     text: str
-    """What was found and how much of it, as the end of a line."""
+    """The result with its numbers, as the end of a line."""
     offenders: Sequence[Offender] = ()
-    """The worst first; ``MOST_OFFENDERS`` are enough."""
+    """The worst first; at most ``MOST_OFFENDERS`` are used."""
     num_offenders: int | None = None
-    """Their number; None counts ``offenders``."""
+    """Their total number; None counts ``offenders``."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Check:
     find: Callable[[Data], Found]
     threshold: float
     action: Literal["warn", "off"] = "warn"
-    """The default. Only the user can choose to refuse data."""
+    """The default. Only the user can choose ``stop``."""
 
 
 def find_check(name: str) -> Check:
-    """Return the check of a name, a file of this folder."""
+    """Return the check in the file ``name`` of this folder."""
     check: Check = importlib.import_module(f"tasks.data.checks.{name}").CHECK
     return check
 
@@ -78,49 +78,54 @@ def judge(
     """Check a prepared dataset, print findings, and write statistics, findings and pictures.
 
     Args:
-        dataset: its ``checks`` say what each finding leads to.
+        dataset: its ``checks`` set the action for each finding.
         prepared: its record.
         arrays: the temporary folder of its arrays.
-        report: the folder to make, for ``quality_report.replace``; it is not made for data without examples.
-        name_of: takes split and row, returns the source's name of that example.
+        report: the folder to create; data without examples have none.
+        name_of: takes split and row, returns the example's name in the source.
         sizes_of: height and width of the original images of a split, (n, 2).
 
     Raises:
-        UserError: a check with the action ``stop`` has a finding. Nothing is left in ``report``.
+        UserError: a check with the action ``stop`` has a finding; ``report`` is not created.
     """
     folder = config.project_root() / "data" / dataset.name
-    data = Data(prepared, arrays, _before(prepared, folder), name_of)
+    before = load_or_none(DataStatistics, folder / "report" / quality_report.STATISTICS)
+    data = Data(prepared, arrays, before, name_of)
     if not data.num_rows:
         return
-    results = {name: result for name in config.names_of("data/checks") if (result := _result(dataset, name, data))}
+    names = config.names_of("data/checks")
+    with ThreadPoolExecutor(2) as pool:  # The two slowest, statistics and duplicates, take as long as each other.
+        found = dict(zip(names, pool.map(partial(_result, dataset, data), names), strict=True))
+    results = {name: result for name, result in found.items() if result is not None}
     refused = [
         f"{name}: {_with_names(one)}" for name, one in results.items() if one.is_finding and one.action == "stop"
     ]
     if refused:
         raise UserError(
-            f"data/{dataset.name} is refused by its checks. {'. '.join(refused)}. Mend the source, or let the check "
+            f"data/{dataset.name} is refused by its checks. {'. '.join(refused)}. Fix the source, or let the check "
             f"warn: checks: {{{refused[0].partition(':')[0]}: warn}} of the dataset, in data/{dataset.name}/params.yaml"
         )
     report.mkdir()
     results = {name: _drawn(name, one, data, report) for name, one in results.items()}
-    _sheets.by_class(data, report / "classes.png")
+    pictures = [one.picture for one in results.values() if one.picture]
+    if data.class_names:
+        _sheets.by_class(data, report / "classes.png")
+        pictures.insert(0, "classes.png")
     if sizes_of is not None and "test" in prepared.splits:
         np.save(report / quality_report.SIZES, sizes_of("test"))
     quality = DataQuality(
         arrays=quality_report.arrays_of(prepared),
         looked_at={split: len(rows) for split, rows in data.rows.items()},
         checks=results,
-        pictures=("classes.png", *(one.picture for one in results.values() if one.picture)),
+        pictures=tuple(pictures),
     )
-    records.save(statistics(data), report / quality_report.STATISTICS)
-    if data.before is not None:
-        records.save(data.before, report / quality_report.BEFORE)
+    records.save(data.statistics, report / quality_report.STATISTICS)
     (report / ".gitignore").write_text("# Made by `prepare`, of the data.\n*\n", encoding="utf-8")
     records.save(quality, report / quality_report.QUALITY)
     _print_findings(dataset.name, prepared, quality)
 
 
-def _result(dataset: config.Description, name: str, data: Data) -> CheckResult | None:
+def _result(dataset: config.Description, data: Data, name: str) -> CheckResult | None:
     check, asked = find_check(name), dataset.checks.get(name, config.DataCheck())
     action = asked.action if name in dataset.checks else check.action
     if action == "off":
@@ -166,20 +171,3 @@ def _print_findings(name: str, prepared: PreparedDataset, quality: DataQuality) 
     ]
     if cut:
         print(f"the checks looked at {listed(cut)}, evenly spread", file=sys.stderr)
-
-
-def _before(prepared: PreparedDataset, folder: Path) -> DataStatistics | None:
-    """Return the statistics of the previous data version: from its report, or computed from its arrays."""
-    now = quality_report.arrays_of(prepared)
-    kept = quality_report.load_statistics(folder, quality_report.STATISTICS)
-    old = load_or_none(PreparedDataset, folder / "prepared" / "manifest.json")
-    if old is None or quality_report.arrays_of(old) == now:
-        if kept is not None and kept.arrays == now:
-            return quality_report.load_statistics(folder, quality_report.BEFORE)
-        return kept
-    if kept is not None and kept.arrays == quality_report.arrays_of(old):
-        return kept
-    try:
-        return statistics(Data(old, folder / "prepared"))
-    except (OSError, ValueError):
-        return None  # Damaged; the new arrays replace it.

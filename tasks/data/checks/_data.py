@@ -1,9 +1,10 @@
-"""A prepared dataset as the checks see it: its arrays block by block, and what several checks need of each example."""
+"""A prepared dataset for the checks: its arrays in blocks, and results that several checks use."""
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -11,19 +12,24 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tasks.data import quality_report
 from tasks.data.checks import _hashes
-from tasks.records import DataStatistics, PreparedDataset
+from tasks.records import ColumnStatistics, DataStatistics, PreparedDataset
 from tasks.system import background, machine
 
 MOST_ROWS = 1_000_000
 MOST_BYTES = 2 * 2**30
-"""Of a split's arrays, so much is looked at: more would take longer than it took to write them."""
+"""The most bytes of a split's arrays that the checks read: more would take longer than writing the arrays did."""
 BLOCK_BYTES = 4 * 2**20
 MOST_THREADS = 4
-"""However many cores there are: each takes its own memory."""
-RUN_ROWS = 1024
-"""Of what is larger, runs of so many rows are taken, evenly spread."""
+"""On any number of cores, because each thread needs memory."""
 ORDER = {"train": 0, "validation": 1, "test": 2}
+MOST_NUMBERS = 100_000
+"""The number of rows of a split, evenly spread, from which quantiles are computed."""
+MOST_COLUMNS = 100
+"""The most columns of a feature of numbers; more, as in a flattened image, would be redundant."""
+MOST_COUNTED = 1000
+OTHERS = "(others)"
 Rows = npt.NDArray[np.int64]
 Found = TypeVar("Found")
 Place = tuple[str, int]
@@ -31,11 +37,11 @@ Place = tuple[str, int]
 
 
 class Looks(NamedTuple):
-    """What is kept of the images of a split, (rows,) each."""
+    """Properties of the images of a split, (rows,) each."""
 
     hashes: npt.NDArray[np.uint64]
     coarse: npt.NDArray[np.int8]
-    """(rows, k), as the others see ``Look`` of ``_hashes``."""
+    """(rows, k); for all four, see ``_hashes.Look``."""
     brightness: npt.NDArray[np.float32]
     contrast: npt.NDArray[np.float32]
 
@@ -46,82 +52,58 @@ class Data:
 
     Attributes:
         prepared: its record.
-        folder: where its arrays lie, which may be another place than the record says.
-        before: the statistics of the data version before; None where there is none.
-        name_of: what the source calls the example of a split and row; None where it has no names.
-        block_bytes: so much of a feature is looked at at once.
+        folder: the folder of its arrays, which may differ from the one in the record.
+        before: the statistics of the previous data version; None without one.
+        name_of: takes split and row, returns the example's name in the source; None if it has no names.
     """
 
     prepared: PreparedDataset
     folder: Path
     before: DataStatistics | None = None
     name_of: Callable[[str, int], str] | None = None
-    block_bytes: int = BLOCK_BYTES
-    _kept: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Of a classification, or of the labels of several."""
+        """The classes of a classification, or the labels of a multilabel task."""
         return self.prepared.target.class_names
 
-    @cached_property
-    def _arrays(self) -> dict[str, dict[str, Any]]:
-        return {
-            split: {
-                name: np.load(self.folder / Path(path).name, mmap_mode="r")
-                for name, path in (*part.features.items(), ("", part.labels))
-            }
-            for split, part in self.prepared.splits.items()
-        }
-
     def array(self, split: str, feature: str) -> Any:
-        """Return a feature of a split, ``np.memmap`` (n, *shape)."""
-        return self._arrays[split][feature]
+        """Return a feature of a split, ``np.memmap`` (n, *shape): a new map each time, because pages of a kept
+        map stay resident and grow with the dataset."""
+        return np.load(self.folder / Path(self.prepared.splits[split].features[feature]).name, mmap_mode="r")
 
     def labels(self, split: str) -> npt.NDArray[Any]:
-        """Return the labels of a split as ``records.PreparedSplit`` has them, mapped."""
-        found: npt.NDArray[Any] = self._arrays[split][""]
+        """Return the memory-mapped labels of a split, as in ``records.PreparedSplit``."""
+        found: npt.NDArray[Any] = np.load(self.folder / Path(self.prepared.splits[split].labels).name, mmap_mode="r")
         return found
 
     @cached_property
     def rows(self) -> dict[str, Rows]:
-        """The rows of each split that are looked at, rising: all, or evenly spread runs of a larger one."""
+        """The rows of each split that the checks read, ascending: all rows, or evenly spread ones of a large split."""
         found = {}
         # A repeated example is reported for the later split, so the training split comes first.
         for split, part in sorted(self.prepared.splits.items(), key=lambda one: ORDER.get(one[0], len(ORDER))):
-            arrays = self._arrays[split].values()
+            arrays = [self.labels(split), *(self.array(split, name) for name in part.features)]
             width = sum(math.prod(array.shape[1:]) * array.itemsize for array in arrays)
             most = min(MOST_ROWS, max(1, MOST_BYTES // max(1, width)))
-            rows = np.arange(part.num_examples)
-            if len(rows) > most:
-                runs, wanted = math.ceil(len(rows) / RUN_ROWS), max(1, most // RUN_ROWS)
-                chosen = np.unique(np.linspace(0, runs - 1, wanted).astype(np.int64))
-                rows = rows[np.isin(rows // RUN_ROWS, chosen)]
+            rows = np.arange(0, part.num_examples, math.ceil(part.num_examples / most) or 1)
             found[split] = rows
         return found
 
     @property
     def num_rows(self) -> int:
-        """How many examples are looked at in all splits."""
+        """The number of examples of all splits that the checks read."""
         return sum(map(len, self.rows.values()))
 
     def blocks(self, split: str, feature: str) -> Iterator[npt.NDArray[Any]]:
-        """Yield the rows of a feature that are looked at, some MB at once."""
-        array, rows = self.array(split, feature), self.rows[split]
-        shape = array.shape[1:]
-        width = math.prod(shape) * array.itemsize
-        rows_a_block = max(1, self.block_bytes // max(1, width))
-        for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if len(rows) else ():
-            for first in range(int(run[0]), int(run[-1]) + 1, rows_a_block):
-                count = min(rows_a_block, int(run[-1]) + 1 - first)
-                # Read, not mapped: the pages of a map stay resident, and grow with the dataset.
-                place = array.offset + first * width
-                yield np.fromfile(array.filename, array.dtype, count * math.prod(shape), offset=place).reshape(
-                    -1, *shape
-                )
+        """Yield the ``rows`` of a feature in blocks of some MB."""
+        rows, array = self.rows[split], self.array(split, feature)
+        rows_a_block = max(1, BLOCK_BYTES // max(1, math.prod(array.shape[1:]) * array.itemsize))
+        for first in range(0, len(rows), rows_a_block):
+            yield self.array(split, feature)[rows[first : first + rows_a_block]]
 
     def of_blocks(self, split: str, feature: str, find: Callable[[npt.NDArray[Any]], Found]) -> Iterator[Found]:
-        """Yield what is found of each of ``blocks``, in their order, by as many threads as there are cores."""
+        """Yield the result of ``find`` for each of ``blocks``, in order, on at most ``MOST_THREADS`` threads."""
         cores = min(machine.usable_cores(), MOST_THREADS)
         return background.in_order(find, self.blocks(split, feature), threads=cores, ahead=cores)
 
@@ -129,38 +111,31 @@ class Data:
         """Return the names of the features of these kinds."""
         return [name for name, feature in self.prepared.features.items() if feature.kind in kinds]
 
-    def digests(self, split: str) -> npt.NDArray[np.uint64]:
-        """Return 64 bits for each example, equal where all its features are: uint64 (rows,)."""
-
-        def digests() -> npt.NDArray[np.uint64]:
-            total = np.zeros(len(self.rows[split]), np.uint64)
-            for number, name in enumerate(self.prepared.features):
-                hashed = [*self.of_blocks(split, name, partial(_hashes.of_rows, salt=number))]
-                total += np.concatenate(hashed) if hashed else total
-            return total
-
-        found: npt.NDArray[np.uint64] = self.cached(("digests", split), digests)
+    @cached_property
+    def digests(self) -> dict[str, npt.NDArray[np.uint64]]:
+        """A 64-bit hash of all features of each example, by split: uint64 (rows,)."""
+        found = {split: np.zeros(len(rows), np.uint64) for split, rows in self.rows.items()}
+        for number, name in enumerate(self.prepared.features):
+            for split, total in found.items():
+                if hashed := [*self.of_blocks(split, name, partial(_hashes.of_rows, salt=number))]:
+                    total += np.concatenate(hashed)
         return found
 
-    def looks(self, split: str, feature: str) -> Looks:
-        """Return what is kept of the images of a split."""
-
-        def looks() -> Looks:
-            shape = self.prepared.features[feature].shape
-            look = _hashes.Look(shape[0], shape[1])
-            parts = [*self.of_blocks(split, feature, look.of)]
-            parts = parts or [look.of(np.zeros((0, *shape), np.uint8))]  # A split of TFDS may be empty.
-            return Looks(*(np.concatenate(own) for own in zip(*parts, strict=True)))
-
-        found: Looks = self.cached(("looks", split, feature), looks)
+    @cached_property
+    def looks(self) -> dict[str, dict[str, Looks]]:
+        """The properties of the images, by feature and split."""
+        found: dict[str, dict[str, Looks]] = {}
+        for name in self.features("image"):
+            shape = self.prepared.features[name].shape
+            look, found[name] = _hashes.Look(shape[0], shape[1]), {}
+            for split in self.rows:
+                # A TFDS split may be empty.
+                parts = [*self.of_blocks(split, name, look.of)] or [look.of(np.zeros((0, *shape), np.uint8))]
+                found[name][split] = Looks(*(np.concatenate(own) for own in zip(*parts, strict=True)))
         return found
-
-    def all_of(self, find: Callable[[str], npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """Return what is found for each split, one after the other, as ``where`` counts them."""
-        return np.concatenate([find(split) for split in self.rows])
 
     def where(self, places: Rows) -> list[Place]:
-        """Return the split and row of examples, counted over all that are looked at."""
+        """Return the split and row of examples, given their indices in ``rows`` of all splits together."""
         ends = np.cumsum([len(rows) for rows in self.rows.values()])
         of_split = np.searchsorted(ends, places, side="right").tolist()
         rows = np.concatenate(list(self.rows.values()))[places].tolist()
@@ -168,7 +143,7 @@ class Data:
         return [(names[split], row) for split, row in zip(of_split, rows, strict=True)]
 
     def gather(self, feature: str, places: Rows) -> npt.NDArray[Any]:
-        """Return a feature of examples, counted over all that are looked at, rising: (n, *shape)."""
+        """Return a feature of examples, given ascending indices in ``rows`` of all splits together: (n, *shape)."""
         found, end = [], 0
         for split, rows in self.rows.items():
             own = places[(places >= end) & (places < end + len(rows))] - end
@@ -177,7 +152,7 @@ class Data:
         return np.concatenate(found)
 
     def label_of(self, split: str, row: int) -> str:
-        """Return what an example teaches, for a person."""
+        """Return the label of an example as text."""
         label = self.labels(split)[row]
         task = self.prepared.target.task
         if task == "classification":
@@ -187,12 +162,12 @@ class Data:
         return ", ".join(f"{value:.6g}" for value in label)
 
     def named(self, split: str, row: int) -> str:
-        """Return what an example is called: as the source does, else its row."""
+        """Return the name of an example in the source, else its row."""
         own = self.name_of(split, row) if self.name_of else ""
         return f"{own} ({split})" if own else f"row {row} of {split}"
 
     def columns(self, feature: str) -> list[str]:
-        """Return what the places of a feature of numbers or categories are called."""
+        """Return the names of the places of a feature of numbers or categories."""
         own = self.prepared.features[feature]
         if own.columns:
             return [
@@ -202,25 +177,32 @@ class Data:
             ]
         return [f"{feature} {number}" for number in range(own.shape[0])]
 
-    def vocabulary(self, feature: str) -> list[list[str]]:
-        """Return the texts of each column of a feature of categories or words, from place 0 on."""
-
-        def read() -> list[list[str]]:
-            path = self.prepared.features[feature].vocabulary
-            texts = json.loads((self.folder / Path(path).name).read_text(encoding="utf-8")) if path else []
-            return [["(missing)", "(unknown)", *own] for own in texts]
-
-        found: list[list[str]] = self.cached(("vocabulary", feature), read)
+    @cached_property
+    def vocabularies(self) -> dict[str, list[list[str]]]:
+        """The texts of each column from place 0 on, by feature of categories or words."""
+        found = {}
+        for name, feature in self.prepared.features.items():
+            if feature.vocabulary is not None:
+                texts = json.loads((self.folder / Path(feature.vocabulary).name).read_text(encoding="utf-8"))
+                found[name] = [["(missing)", "(unknown)", *own] for own in texts]
         return found
 
+    @cached_property
+    def statistics(self) -> DataStatistics:
+        """How the columns of all splits are distributed."""
+        return DataStatistics(
+            arrays=quality_report.arrays_of(self.prepared),
+            splits={split: dict(self._columns(split)) for split, rows in self.rows.items() if len(rows)},
+        )
+
     def shown(self, split: str, row: int) -> str:
-        """Return the values of an example that are not images, for a person."""
+        """Return the values of an example, except images, as text."""
         parts = []
         for name in self.features("number"):
             values = self.array(split, name)[row].tolist()
             parts += [f"{column} {value:.4g}" for column, value in zip(self.columns(name), values, strict=True)]
         for name in self.features("category", "text"):
-            texts, values = self.vocabulary(name), self.array(split, name)
+            texts, values = self.vocabularies[name], self.array(split, name)
             if self.prepared.features[name].kind == "text":
                 parts.append(" ".join(texts[0][place] for place in values[row].tolist() if place))
             else:
@@ -228,8 +210,60 @@ class Data:
                 parts += [f"{column} {known[place]}" for column, known, place in own]
         return ", ".join(parts)
 
-    def cached(self, key: tuple[str, ...], make: Callable[[], Any]) -> Any:
-        """Return what ``make`` returns, which is called once for each key."""
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]
+    def _columns(self, split: str) -> Iterator[tuple[str, ColumnStatistics]]:
+        target, part = self.prepared.target, self.prepared.splits[split]
+        if target.class_names:
+            yield "class", _counted(Counter(dict(zip(target.class_names, part.class_counts, strict=True))))
+        else:
+            names = target.columns or [f"label {number}" for number in range(target.num_outputs)]
+            yield from numbers(names, self.labels(split)[self.rows[split]])
+        for name in self.features("image"):
+            looks = self.looks[name][split]
+            yield from numbers(
+                [f"{name} brightness", f"{name} contrast"], np.stack([looks.brightness, looks.contrast], axis=1)
+            )
+        for name in self.features("number"):
+            yield from numbers(self.columns(name), self._some_rows(split, name))
+        for name in self.features("category", "text"):
+            texts = self.vocabularies[name]
+            is_text = self.prepared.features[name].kind == "text"
+            counts = [np.zeros(len(own), np.int64) for own in texts]
+            for block in self.blocks(split, name):
+                for number, own in enumerate(counts):
+                    values = block if is_text else block[:, number]
+                    own += np.bincount(values.ravel(), minlength=len(own))
+            for column, own, known in zip([name] if is_text else self.columns(name), counts, texts, strict=True):
+                first = 1 if is_text else 0  # The rest of a short text is not a word.
+                yield column, _counted(Counter(dict(zip(known[first:], own[first:].tolist(), strict=True))))
+
+    def _some_rows(self, split: str, name: str) -> npt.NDArray[Any]:
+        """Return the first columns of at most ``MOST_NUMBERS`` evenly spread rows of a feature of numbers."""
+        rows = self.rows[split]
+        some = rows[:: 1 + (len(rows) - 1) // MOST_NUMBERS]
+        parts = np.array_split(some, 1 + len(some) // 5_000)  # Each part maps its pages alone.
+        return np.concatenate([self.array(split, name)[part, :MOST_COLUMNS] for part in parts])
+
+
+def numbers(
+    names: list[str] | tuple[str, ...], values: npt.NDArray[np.generic]
+) -> Iterator[tuple[str, ColumnStatistics]]:
+    """Yield the statistics of each column of numbers, (n, columns)."""
+    some = values[:, :MOST_COLUMNS].astype(np.float64)
+    quantiles = np.quantile(some, np.linspace(0, 1, 101), axis=0)
+    for name, own, column in zip(names, quantiles.T, some.T, strict=False):
+        yield (
+            name,
+            ColumnStatistics(
+                num_values=len(column),
+                mean=float(column.mean()),
+                deviation=float(column.std()),
+                quantiles=tuple(float(f"{value:.7g}") for value in own),
+            ),
+        )
+
+
+def _counted(counts: Counter[str]) -> ColumnStatistics:
+    most = dict(sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:MOST_COUNTED])
+    total = counts.total()
+    others = {OTHERS: rest} if (rest := total - sum(most.values())) else {}
+    return ColumnStatistics(num_values=total, counts=most | others)

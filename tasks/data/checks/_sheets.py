@@ -1,4 +1,4 @@
-"""Pictures of examples, drawn by Pillow: Matplotlib's import alone would take longer than all checks."""
+"""Pictures of examples, drawn with Pillow: importing Matplotlib would take longer than all checks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,62 +13,38 @@ from tasks.records import Offender
 from tasks.system.errors import cut
 
 SIDE, GAP, LINE = 56, 4, 15
-"""Pixels: of an image's larger side, between two of them, of a line of text."""
+"""In pixels: the larger side of an image, the gap between images, the height of a line of text."""
 MOST_CLASSES, MOST_IMAGES, MOST_OFFENDERS = 30, 12, 20
 TEXT_WIDTH, WIDTH = 300, 1040
 BAR, INK, FAINT = "#4c78a8", "#222222", "#777777"
 
 
 def by_class(data: Data, path: Path) -> None:
-    """Draw a row for each class, or each tenth of a number that is learnt: how many examples, and the first images."""
+    """Draw a row for each class: how many examples it has, and its first images."""
     split = "train" if "train" in data.rows else next(iter(data.rows))
-    groups = _groups(data, split)
+    labels, part, names = data.labels(split), data.prepared.splits[split], data.class_names[:MOST_CLASSES]
     images = data.features("image")[:1]
     height = (SIDE if images else LINE) + GAP
-    title = f"{data.prepared.name}: {split}, {data.prepared.splits[split].num_examples:,} examples"
-    if len(data.class_names) > len(groups):
-        title += f", the first {len(groups)} of {len(data.class_names):,} classes"
-    sheet, draw = _sheet(title, len(groups) * height)
-    most = max((count for _, count, _ in groups), default=1)
-    for number, (name, count, rows) in enumerate(groups):
+    title = f"{data.prepared.name}: {split}, {part.num_examples:,} examples"
+    if len(data.class_names) > len(names):
+        title += f", the first {len(names)} of {len(data.class_names):,} classes"
+    sheet, draw = _sheet(title, len(names) * height)
+    most = max(1, *part.class_counts[:MOST_CLASSES])
+    for number, (name, count) in enumerate(zip(names, part.class_counts, strict=False)):
         top = LINE * 2 + number * height
         _write(draw, (GAP, top), cut(name, 26))
         _write(draw, (190, top), f"{count:,}", FAINT)
-        length = round(count / max(most, 1) * (TEXT_WIDTH - 200 if images else WIDTH - TEXT_WIDTH))
+        length = round(count / most * (TEXT_WIDTH - 200 if images else WIDTH - TEXT_WIDTH))
         place = (190, top + LINE + 2) if images else (TEXT_WIDTH - 40, top + 3)
         draw.rectangle((*place, place[0] + length, place[1] + 8), fill=BAR)
-        for column, row in enumerate(rows.tolist() if images else []):
+        own = labels == number if labels.ndim == 1 else labels[:, number] == 1
+        for column, row in enumerate(np.flatnonzero(own)[:MOST_IMAGES].tolist() if images else []):
             sheet.paste(_picture(data.array(split, images[0])[row]), (TEXT_WIDTH + column * (SIDE + GAP), top))
     sheet.save(path, optimize=False, compress_level=1)
 
 
-def _groups(data: Data, split: str) -> list[tuple[str, int, npt.NDArray[np.int64]]]:
-    """Return the name of each group of examples, how many there are, and the first rows."""
-    labels, part = data.labels(split), data.prepared.splits[split]
-    if data.class_names:
-        own = [
-            labels == number if labels.ndim == 1 else labels[:, number] == 1
-            for number in range(min(len(data.class_names), MOST_CLASSES))
-        ]
-        return [
-            (name, count, np.flatnonzero(one)[:MOST_IMAGES])
-            for name, count, one in zip(data.class_names, part.class_counts, own, strict=False)
-        ]
-    values = labels[data.rows[split], 0].astype(np.float64)
-    counts, edges = np.histogram(values, 10)
-    tenth = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, 9)
-    return [
-        (
-            f"{edges[i]:.4g} to {edges[i + 1]:.4g}",
-            int(counts[i]),
-            data.rows[split][np.flatnonzero(tenth == i)[:MOST_IMAGES]],
-        )
-        for i in range(10)
-    ]
-
-
 def of_offenders(data: Data, title: str, offenders: Sequence[Offender], path: Path) -> None:
-    """Draw a row for each example that a check found, beside the one that it is like: images, name, values."""
+    """Draw a row for each example that a check found, with its duplicate if any: images, name, values."""
     shown = [one for one in offenders if one.row is not None and one.split is not None][:MOST_OFFENDERS]
     images = data.features("image")
     height = max(SIDE, 3 * LINE) + GAP
@@ -103,7 +79,7 @@ def _write(draw: ImageDraw.ImageDraw, place: tuple[int, int], text: str, colour:
 
 
 def _picture(pixels: npt.NDArray[np.uint8]) -> Image.Image:
-    """Return an image (height, width, channels) in the size of the sheet: colours where it has them."""
+    """Return an image (height, width, channels) as an RGB thumbnail."""
     colours = np.ascontiguousarray(pixels[..., :3] if pixels.shape[-1] in (3, 4) else pixels[..., 0])
     picture = Image.fromarray(colours)
     scale = SIDE / max(picture.size)

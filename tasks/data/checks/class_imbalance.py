@@ -1,7 +1,6 @@
-"""How many times as many examples the largest class of the training split has as the smallest one.
+"""The imbalance ratio of the training split: the size of the largest class divided by that of the smallest.
 
-It is the imbalance ratio (H. He, E. Garcia, Learning from Imbalanced Data, 2009). A class without any counts as one
-example.
+Source: H. He, E. Garcia, Learning from Imbalanced Data, 2009. An empty class counts as one example.
 """
 
 from tasks.data.checks import Check, Data, Found, Offender

@@ -1,4 +1,4 @@
-"""The share of examples that are, to the byte, one of the same split again. What it teaches may be another thing."""
+"""The share of examples that exactly repeat another one in the same split, possibly with another label."""
 
 import numpy as np
 
@@ -9,16 +9,17 @@ from tasks.data.checks._hashes import equal_to_earlier
 def _find(data: Data) -> Found:
     again, twins, others = [], [], []
     for split, rows in data.rows.items():
-        later, first = equal_to_earlier(data.digests(split))
-        labels = data.labels(split)[rows].reshape(len(rows), -1) if len(rows) else np.zeros((0, 1))
-        others.append((labels[later] != labels[first]).any(axis=1))
+        later, first = equal_to_earlier(data.digests[split])
+        labels = data.labels(split)
+        differ = labels[rows[later]] != labels[rows[first]]
+        others.append(differ.any(axis=tuple(range(1, labels.ndim))))
         again += [(split, row) for row in rows[later].tolist()]
         twins += [(split, row) for row in rows[first].tolist()]
     other = np.concatenate(others)
     order = np.argsort(~other, kind="stable").tolist()  # Those that teach two things are the worst.
     return Found(
         value=len(again) / max(1, data.num_rows),
-        text=f"{len(again):,} of {data.num_rows:,} examples are one of the same split again, {other.sum():,} of them "
+        text=f"{len(again):,} of {data.num_rows:,} examples repeat one of the same split, {other.sum():,} of them "
         "with another label",
         offenders=offenders(data, [again[place] for place in order], [twins[place] for place in order]),
         num_offenders=len(again),

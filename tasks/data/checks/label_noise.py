@@ -1,9 +1,9 @@
-"""The share of training examples whose class a simple model, which has not seen them, confidently contradicts.
+"""The share of training examples whose class a simple model, trained without them, confidently contradicts.
 
-Logistic regression in five folds; an example is suspected as in confident learning (C. Northcutt, L. Jiang, I. Chuang,
-Confident Learning: Estimating Uncertainty in Dataset Labels, 2021): it is taken for another class with at least the
-mean probability that the examples of that class have for it. Off by default, as it trains. A suspect is not always
-mislabelled: it may be a rare example, or one that so simple a model cannot tell.
+Logistic regression in five folds, evaluated as in confident learning (C. Northcutt, L. Jiang, I. Chuang, Confident
+Learning: Estimating Uncertainty in Dataset Labels, 2021): a suspect is predicted as another class with at least the
+mean probability that the examples of that class have for it. Off by default, because it trains models. A suspect is
+not always mislabelled: it may be a rare example, or too difficult for such a simple model.
 """
 
 import warnings
@@ -15,9 +15,9 @@ from tasks.data.checks import MOST_OFFENDERS, Check, Data, Found, Offender
 from tasks.data.checks._hashes import Look
 
 MOST_ROWS = 20_000
-"""That are looked at, evenly spread."""
+"""The most examples that are used, evenly spread."""
 MOST_COLUMNS = 256
-"""Of a feature; of categories and words, the most frequent."""
+"""The most columns of a feature; for categories and words, the most frequent ones."""
 FOLDS = 5
 
 
@@ -57,8 +57,8 @@ def _find(data: Data) -> Found:
 
 
 def _out_of_fold(inputs: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return the probability of each class for each example, by a model that has not seen it: (n, classes)."""
-    # Here and not above: seconds of a processor, which those alone pay who ask for this check.
+    """Return the probability of each class for each example, from a model trained without it: (n, classes)."""
+    # Imported here, because it takes seconds that only this check needs.
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict

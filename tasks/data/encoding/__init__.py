@@ -1,15 +1,15 @@
-"""Raw values of a table -> the arrays that a model takes; `prepare` and a served model use this very package.
+"""Raw values of a table -> the arrays that a model takes; both `prepare` and served models use this package.
 
-It goes with a model to where nothing else of the project is. So it imports its own files by their relative names, and
-beside these the standard library, NumPy, pandas for datetimes, and Pillow for pictures (and pi-heif where that is
-installed) alone.
+Exported models contain a copy of it, without the rest of the project. So it imports only its own files, by relative
+names, the standard library, NumPy, pandas for datetimes, and Pillow for images (and pi-heif if it is installed).
 """
 
 import base64
 import binascii
-import errno
 import io
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,9 +23,11 @@ from .pictures import FORMATS, MORE_FORMATS, decode_picture, inside, register_he
 
 INLINE = ";base64,"
 MAX_NAME = 255
-"""Characters of a name that a file may have."""
+"""The most characters that a file name may have."""
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
+BrokenImages: TypeAlias = dict[tuple[str, int], str]
+"""Why images are damaged, by column and row."""
 
 
 class Encoder:
@@ -33,13 +35,10 @@ class Encoder:
 
     Args:
         features: those of ``records.PreparedDataset`` by name, each as a dict (``model_dump()``).
-        vocabularies: of each feature of categories or words, the texts of each column from place 2 on.
-        pictures: the folder that paths of images begin at and do not leave. Without one, a text is base64 of an image.
-        workers: maps a function over pictures; ``map`` takes one after the other, a pool's several at once.
+        vocabularies: for each feature of categories or words, the texts of each column from place 2 on.
+        pictures: the folder of relative image paths, which must not leave it. Without it, a text is a base64 image.
+        workers: maps a function over images; ``map`` handles one after the other, a pool's ``map`` several at once.
     """
-
-    formats: tuple[str, ...] = FORMATS
-    """Those that a file of an image may have, as Pillow calls them."""
 
     def __init__(
         self,
@@ -53,6 +52,9 @@ class Encoder:
             name: [{text: place for place, text in enumerate(texts, cells.FIRST)} for texts in columns]
             for name, columns in vocabularies.items()
         }
+        self._formats_by_name: tuple[str, ...] = (*FORMATS, *MORE_FORMATS)
+        if any(feature["kind"] == "image" for feature in features.values()):
+            self._formats_by_name += register_heif()
 
     @property
     def columns(self) -> list[str]:
@@ -63,28 +65,30 @@ class Encoder:
         """Return what the model takes: the only feature, (n, *shape), or all by name.
 
         Args:
-            given: a data frame or a mapping, as ``encode`` takes it; where images are the only feature also their
-                pixels of that shape, whole numbers from 0 to 255, or n files, as bytes or as base64.
+            given: a data frame or a mapping, as for ``encode``; if the only feature is text, also n texts; if it is an
+                image, also pixels of that shape, whole numbers from 0 to 255, or n image files as paths, bytes or
+                base64.
 
         Raises:
             BadValue: see ``encode``.
-            ValueError: see ``encode``; or pixels of another shape, or other numbers.
+            ValueError: see ``encode``; a missing column; or pixels of another shape or out of range.
         """
         kinds = [feature["kind"] for feature in self._features.values()]
         if kinds == ["image"] and not hasattr(given, "keys"):
-            # As objects: an array of bytes leaves out the zeros that a file ends with.
-            is_files = isinstance(given, list | tuple) and len(given) > 0 and isinstance(given[0], bytes | str)
-            return self._pixels(np.asarray(given, object) if is_files else np.asarray(given))
-        features = self.encode({name: list(given[name]) for name in self.columns})
+            # As objects: an array of bytes drops trailing zeros of a file.
+            is_files = isinstance(given, list | tuple) and any(isinstance(one, bytes | str | Path) for one in given)
+            return self._pixels(np.fromiter(given, object, len(given)) if is_files else np.asarray(given))
+        if kinds == ["text"] and not hasattr(given, "keys"):
+            given = {self.columns[0]: given}
+        if not hasattr(given, "keys"):
+            raise ValueError(f"give the values of each column by its name: {', '.join(self.columns)}")
+        features = self.encode({name: list(given[name]) for name in self.columns if name in given})
         return features if len(features) > 1 else next(iter(features.values()))
 
     def _pixels(self, given: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
         ((name, feature),) = self._features.items()
-        if given.size and isinstance(given.flat[0], bytes | str):
-            files = given.ravel()
-            if files.dtype.kind == "S":  # Whole, with the zeros that make all as long: no reader minds those.
-                files = np.array([file.tobytes() for file in files.view(np.uint8).reshape(len(files), -1)], object)
-            return self.encode({self.columns[0]: files.tolist()})[name]
+        if given.size and isinstance(given.flat[0], bytes | str | Path):
+            return self.encode({self.columns[0]: given.ravel().tolist()})[name]
         if given.dtype == object:  # As MLflow's server reads JSON.
             given = np.array(given.tolist())
         shape = tuple(feature["shape"])
@@ -96,16 +100,21 @@ class Encoder:
             )
         return given.astype(np.uint8)
 
-    def encode(self, table: Mapping[str, Values]) -> dict[str, npt.NDArray[Any]]:
+    def encode(
+        self, table: Mapping[str, Values], broken: BrokenImages | None = None, named_in: Path | None = None
+    ) -> Arrays:
         """Return the array of each feature, (n, *shape), of its dtype.
 
         Args:
-            table: the values of each column, n of each: numbers as numbers or as text, categories and texts as text or
-                numbers, datetimes as text of ISO 8601, images as path, bytes or uint8 array; None for a missing one.
+            table: n values of each column: numbers as numbers or as text, categories and texts as text or numbers,
+                datetimes as ISO 8601 text, images as path, bytes or uint8 array; None for a missing value.
+            broken: collects the damaged images, which are encoded as zeros. Without it, the first one is refused.
+            named_in: the folder of relative image paths that the user gives on the command line: these may lead
+                anywhere, and to files of more formats.
 
         Raises:
-            BadValue: a value that its column cannot hold, or a missing one that nothing stands for.
-            ValueError: a column that is not there, or not as long as the others.
+            BadValue: a value that its column cannot hold, or a missing value without a replacement.
+            ValueError: a missing column, or columns of different lengths.
         """
         absent = [name for name in self.columns if name not in table]
         if absent:
@@ -117,7 +126,7 @@ class Encoder:
             "number": self._numbers,
             "category": self._categories,
             "text": self._text,
-            "image": self._images,
+            "image": partial(self._images, broken, named_in),
         }
         return {name: encoders[feature["kind"]](name, feature, table) for name, feature in self._features.items()}
 
@@ -163,123 +172,98 @@ class Encoder:
         encoded[rows[kept], within[kept]] = found[kept]
         return encoded
 
-    def _images(self, name: str, feature: Mapping[str, Any], table: Mapping[str, Values]) -> npt.NDArray[np.uint8]:
-        (column,) = feature["columns"]
-        values = cells.rows_of(table[column["name"]])
-        shape = tuple(feature["shape"])
-        decoded = list(self._workers(self.image, repeat(column["name"]), range(len(values)), values, repeat(shape)))
-        return np.stack(decoded) if decoded else np.zeros((0, *shape), np.uint8)
+    def _images(
+        self,
+        broken: BrokenImages | None,
+        named_in: Path | None,
+        name: str,
+        feature: Mapping[str, Any],
+        table: Mapping[str, Values],
+    ) -> npt.NDArray[np.uint8]:
+        (column,), shape = [one["name"] for one in feature["columns"]], tuple(feature["shape"])
+        values = cells.rows_of(table[column])
 
-    def image(self, column: str, row: int, value: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-        """Return the image of a row, uint8 of a shape; zeros for a missing one.
-
-        Raises:
-            BadValue: it is not a whole image.
-        """
-        if isinstance(value, str | type(None) | float) and cells.is_missing([value]).any():
+        def decoded(row: int, value: Any) -> npt.NDArray[np.uint8]:
+            """Return the image of a row, zeros for a missing one."""
+            if isinstance(value, str | type(None) | float) and cells.is_missing([value]).any():
+                return np.zeros(shape, np.uint8)
+            is_named = named_in is not None or isinstance(value, Path)
+            formats = self._formats_by_name if is_named else FORMATS
+            try:
+                return decode_picture(self._opened(value, named_in), shape, formats)
+            except Exception as error:  # Pillow's readers raise whatever a broken file leads them to.
+                # Pillow's message for an unknown format contains only a memory address.
+                unknown = type(error).__name__ == "UnidentifiedImageError"
+                said = f"allowed: {', '.join(formats)}" if unknown else error
+                reason = f"is not a whole image ({said})"
+            if broken is None:
+                raise BadValue(column, row, value, reason)
+            broken[column, row] = reason
             return np.zeros(shape, np.uint8)
-        try:
-            return decode_picture(self.opened(value), shape, self.formats)
-        except PermissionError:
-            raise
-        except Exception as error:  # Pillow's readers raise whatever a broken file leads them to.
-            # What it says of an unknown one is an address in the memory.
-            unknown = type(error).__name__ == "UnidentifiedImageError"
-            said = f"it is none of {', '.join(self.formats)}" if unknown else error
-            raise BadValue(column, row, value, f"is not a whole image ({said})") from None
 
-    def opened(self, value: Any) -> Any:
-        """Return what the image of a row is read from: a file, a path or an array.
+        images = list(self._workers(decoded, range(len(values)), values))
+        return np.stack(images) if images else np.zeros((0, *shape), np.uint8)
+
+    def _opened(self, value: Any, named_in: Path | None) -> Any:
+        """Return the source of a row's image: a file, a path or an array.
 
         Raises:
-            ValueError: a text that is neither.
+            ValueError: a text that is neither a path nor base64.
         """
         if isinstance(value, bytes):
             return io.BytesIO(value)
+        if isinstance(value, Path):
+            return value
         if not isinstance(value, str):
             return np.asarray(value)
+        if named_in is not None and INLINE not in value[:80]:
+            return _named(named_in, value)
         if self._pictures is not None:
             return inside(self._pictures, value)
         try:
             return io.BytesIO(base64.b64decode(value.partition(INLINE)[2] or value, validate=True))
         except binascii.Error:
-            raise ValueError("a text is base64 of an image here, and no path") from None
-
-
-class WholeEncoder(Encoder):
-    """Encodes raw examples of which some are broken, for a person who names them."""
-
-    def __init__(
-        self,
-        features: Mapping[str, Mapping[str, Any]],
-        vocabularies: Mapping[str, Any],
-        workers: Callable[..., Iterable[Any]] = map,
-    ) -> None:
-        super().__init__(features, vocabularies, None, workers)
-        self.formats = (*FORMATS, *MORE_FORMATS)
-        if any(feature["kind"] == "image" for feature in features.values()):
-            self.formats += register_heif()
-        self._broken: dict[int, str] = {}
-        self._folder: Path | None = None
+            raise ValueError("a text must be an image as base64, not a path") from None
 
     def encode_whole(self, columns: Mapping[str, Values], folder: Path | None = None) -> tuple[Arrays, dict[int, str]]:
-        """Return the features of those rows that are whole, in their order, and why the others are not, by their place.
+        """Return the features of all valid rows, in their order, and the reasons why other rows are invalid, by place.
 
         Args:
-            columns: as ``encode`` takes them.
-            folder: where paths of images begin; without one a text is base64 of an image.
+            columns: as ``table`` in ``encode``.
+            folder: as ``named_in`` in ``encode``.
         """
-        self._broken, self._folder = {}, folder
+        images: BrokenImages = {}
         count = len(next(iter(columns.values())))
         try:
-            encoded = self.encode(columns)
-            broken = self._broken
-        except BadValue:
-            return self._one_by_one({name: cells.rows_of(values) for name, values in columns.items()}, count)
+            encoded = self.encode(columns, images, folder)
+        except BadValue as bad:
+            if count == 1:
+                value = "" if bad.value is None else f"{bad.shown} "
+                nothing = self.encode({name: [] for name in columns})
+                return nothing, {0: f"column '{bad.column}': {value}{bad.reason}"}
+            columns = {name: cells.rows_of(values) for name, values in columns.items()}
+            rows = [
+                self.encode_whole({name: [values[row]] for name, values in columns.items()}, folder)
+                for row in range(count)
+            ]
+            encoded = {name: np.concatenate([one[name] for one, _ in rows]) for name in self._features}
+            return encoded, {row: why[0] for row, (_, why) in enumerate(rows) if why}
+        several = len(self.columns) > 1
+        broken = {row: f"column '{column}' {why}" if several else why for (column, row), why in images.items()}
         if broken:
             whole = [row for row in range(count) if row not in broken]
             encoded = {name: array[whole] for name, array in encoded.items()}
         return encoded, broken
 
-    def _one_by_one(self, columns: Mapping[str, Any], count: int) -> tuple[Arrays, dict[int, str]]:
-        found, broken = [], {}
-        for row in range(count):
-            self._broken = {}
-            try:
-                one = self.encode({name: [values[row]] for name, values in columns.items()})
-            except BadValue as bad:
-                value = "" if bad.value is None else f"{bad.shown} "
-                self._broken[0] = f"column '{bad.column}': {value}{bad.reason}"
-            if self._broken:
-                broken[row] = self._broken[0]
-            else:
-                found.append(one)
-        if not found:
-            return self.encode({name: [] for name in columns}), broken
-        return {name: np.concatenate([one[name] for one in found]) for name in found[0]}, broken
 
-    def image(self, column: str, row: int, value: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-        """Return the image of a row; zeros for one that is not whole, and remember why."""
-        try:
-            return super().image(column, row, value, shape)
-        except BadValue as bad:
-            self._broken[row] = f"column '{column}' {bad.reason}" if len(self.columns) > 1 else bad.reason
-        except OSError as error:
-            self._broken[row] = f"cannot be read ({error.strerror})"
-        return np.zeros(shape, np.uint8)
+def _named(folder: Path, value: str) -> Path:
+    """Return the path of an image that the user gives.
 
-    def opened(self, value: Any) -> Any:
-        """Return what the image of a row is read from; a text that is not an image itself is a path."""
-        if isinstance(value, str) and self._folder is not None and INLINE not in value[:80]:
-            path = self._folder / value
-            try:
-                if path.is_file():
-                    return path
-                is_folder = path.is_dir()
-            except OSError as error:
-                if error.errno != errno.ENAMETOOLONG:
-                    raise
-                is_folder = False
-            hint = "; base64 of an image begins with data:image/png;base64," if len(value) > MAX_NAME else ""
-            raise ValueError("it is a folder" if is_folder else f"no such file{hint}")
-        return super().opened(value)
+    Raises:
+        ValueError: no such file.
+    """
+    path = folder / value
+    if os.path.isfile(path):  # Also of a name that is too long.
+        return path
+    hint = "; base64 of an image begins with data:image/png;base64," if len(value) > MAX_NAME else ""
+    raise ValueError("it is a folder" if os.path.isdir(path) else f"no such file{hint}")

@@ -1,9 +1,11 @@
-"""Values of a table's columns as numbers, days, places in a vocabulary, and words."""
+"""Converts values of table columns to numbers, days, places in a vocabulary, and words."""
 
+import contextlib
 import re
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from datetime import date
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,35 +15,39 @@ MISSING_TEXTS = frozenset(
     ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
      "NULL", "NaN", "None", "n/a", "nan", "null")
 )  # fmt: skip
-"""What pandas reads as a missing value, too."""
+"""The texts that pandas also reads as missing values."""
 MISSING, UNKNOWN, FIRST = 0, 1, 2
-"""Places: of a missing value and of padding, of one that the vocabulary does not have, of the vocabulary's first."""
+"""Places of missing values and padding, of values that are not in the vocabulary, and of its first value."""
 DATETIME_WIDTH = 7
 """Days since 1970, then sine and cosine of the time of the year, of the week and of the day."""
 LARGEST = float(np.finfo(np.float32).max)
 BETWEEN = "\0"
-"""Stands between texts; it is a word by itself, and no text keeps it."""
+"""Separates joined texts as a word of its own; it is removed from the texts themselves."""
 UNSPACED = (
     r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Burmese, Khmer.
     r"\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # Japanese.
     r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese, and the signs that Japanese shares.
 )
-"""What is written without spaces: each character is a word."""
+"""Scripts without spaces, in which each character counts as a word."""
 SIGNS = re.compile(rf"[^\w\s\0]|[{UNSPACED}]")
 MICROSECONDS_A_DAY = 86_400_000_000
 
 WHOLE_NUMBER = re.compile(r"([+-]?\d+)\.0+")
 NO_NUMBER = frozenset(
-    ("-", "--", "\u2013", "\u2014", "?", ".", "n.a.", "n.a", "N.A.", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!",
-     "#NULL!")
+    ("-", "--", "\u2013", "\u2014", "?", ".", "..", ":", "*", "n.a.", "n.a", "N.A.", "n/d", "N/D", "na", "none",
+     "unknown", "Unknown", "missing", "Missing", "\\N", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!", "#NULL!")
 )  # fmt: skip
-"""What stands in a column of numbers where there is none, beside ``MISSING_TEXTS``."""
+"""Texts that also mean a missing value in a column of numbers or dates, besides ``MISSING_TEXTS``."""
+NO_VALUE = MISSING_TEXTS | NO_NUMBER | {None}
 CURRENCY = (
     r"(?:(?:US|CA|AU|NZ|HK|A|C|R)?\$|[\u00a2-\u00a5\u0e3f\u20a0-\u20bf]|Rs\.?|Fr\.|kr\.?|z\u0142|K\u010d"
     r"|USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD|SEK|NOK|DKK|PLN|CZK|BRL)"
 )
+DASHES = "-\u2013\u2014"
+NO_AMOUNT = re.compile(rf"{CURRENCY}\s*[{DASHES}]|[{DASHES}]\s*{CURRENCY}")
+"""An empty amount in accounting notation: ``$ -``."""
 _NUMBER = r"""
-    (?P<open>\()? \s* (?P<sign>[+\-\u2212])? \s* (?P<before>CURRENCY)? \s* (?P<inner>[+\-\u2212])? \s*
+    (?:CURRENCY)? \s* (?P<open>\()? \s* (?P<sign>[+\-\u2212])? \s* (?P<before>CURRENCY)? \s* (?P<inner>[+\-\u2212])? \s*
     (?: (?P<whole> [1-9]\d{0,2} (?P<between>[GROUP'\u2019\u00a0\u202f\u2009\x20])\d{3} (?:(?P=between)\d{3})*
                    | [1-9]\d? (?:[GROUP]\d{2})+ [GROUP]\d{3} | \d+ )
         (?:DECIMAL (?P<fraction>\d*))? | DECIMAL (?P<only>\d+) )
@@ -53,10 +59,10 @@ WRITTEN = {
     )
     for decimal, group in ((".", ","), (",", "."))
 }
-"""A number as a person writes it, by what stands before its fraction: ``$1,200.00``, ``12 345``, ``45 %``, ``(3)``."""
+"""Patterns of numbers as people write them, by decimal mark: ``$1,200.00``, ``12 345``, ``45 %``, ``(3)``."""
 
 LIST = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
-"""A list of Python or JSON, as a text."""
+"""A Python or JSON list as text."""
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
@@ -73,12 +79,50 @@ class BadValue(ValueError):
 
 
 Values: TypeAlias = Any
-"""The values of a column: an array (n,) of numbers, instants or objects, a sequence, or pandas' ``Categorical``, whose
-categories are each processed once."""
+"""The values of a column: an array (n,) of numbers, datetimes or objects, a sequence, or a ``pandas.Categorical``, of
+which each category is processed once."""
+
+
+Wanted: TypeAlias = str
+"""How a column is read: ``number``; ``repeated`` for columns with many equal values; ``text``; ``datetime`` for ISO
+8601; or a ``datetime.strptime`` format for other datetimes."""
+
+
+def open_parquet(path: Path) -> Any:
+    """Return an open Parquet file."""
+    import pyarrow.parquet
+
+    return pyarrow.parquet.ParquetFile(path)
+
+
+def values_of(column: Any, wanted: Wanted) -> Values:
+    """Return a column of pandas as an array of numbers or instants, as a ``Categorical`` where values are repeated, or
+    as an array of objects with None where a value is missing."""
+    import pandas as pd  # A model of images needs none.
+
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return column.array
+    if pd.api.types.is_datetime64_any_dtype(column.dtype):
+        plain = column.dt.tz_convert("UTC").dt.tz_localize(None) if column.dt.tz is not None else column
+        return plain.to_numpy("datetime64[us]")
+    if wanted == "number" and column.dtype.kind in "fiu":
+        return column.to_numpy(np.float64)
+    if wanted == "repeated" and isinstance(column.dtype, pd.StringDtype):
+        return pd.Categorical.from_codes(*pd.factorize(column))
+    found = column.to_numpy(object, na_value=None)
+    if pd.api.types.infer_dtype(found, skipna=True) != "string":
+        plain = (value.tolist() if isinstance(value, np.ndarray) else value for value in found)
+        found = np.fromiter(plain, object, len(found))
+    if wanted == "repeated" and not any(isinstance(value, list | dict) for value in found):
+        return pd.Categorical.from_codes(*pd.factorize(found))
+    if wanted == "datetime" or "%" in wanted:
+        with contextlib.suppress(BadValue):  # Of a row that is perhaps left out; who encodes it names it.
+            return instants(found, "", None if wanted == "datetime" else wanted)
+    return found
 
 
 def rows_of(values: Values) -> Sequence[Any]:
-    """Return the value of each row, of Python's own types."""
+    """Return the value of each row as a built-in Python type."""
     if isinstance(values, np.ndarray) and (values.ndim > 1 or values.dtype.kind == "M"):
         return list(values)
     found: Sequence[Any] = values.tolist() if hasattr(values, "tolist") else values
@@ -86,7 +130,7 @@ def rows_of(values: Values) -> Sequence[Any]:
 
 
 def different(values: Values) -> tuple[Sequence[Any], npt.NDArray[np.int64]]:
-    """Return distinct values, and the index of each row's value among them, int64 (n,); a value may have no row."""
+    """Return distinct values, and each row's index among them, int64 (n,); some values may have no row."""
     if not hasattr(values, "codes"):
         return rows_of(values), np.arange(len(values))
     categories = values.categories.tolist()
@@ -94,11 +138,11 @@ def different(values: Values) -> tuple[Sequence[Any], npt.NDArray[np.int64]]:
 
 
 def is_missing(values: Values, not_missing: Collection[str] = ()) -> npt.NDArray[np.bool_]:
-    """Return which rows have no value, bool (n,): None, NaN, NaT, or a text that pandas takes for one.
+    """Return which rows have no value, bool (n,): None, NaN, NaT, or a text that pandas reads as missing.
 
     Args:
         values: of a column.
-        not_missing: texts that are values all the same.
+        not_missing: texts that nevertheless count as values.
     """
     kind = values.dtype.kind if isinstance(values, np.ndarray) else "O"
     if kind in "fM":
@@ -107,9 +151,11 @@ def is_missing(values: Values, not_missing: Collection[str] = ()) -> npt.NDArray
     if kind in "iub":
         return np.zeros(len(values), bool)
     found, places = different(values)
-    kept = (isinstance(value, str) and value.strip() in not_missing for value in found)
-    missing = (_is_missing(value) and not is_kept for value, is_kept in zip(found, kept, strict=True))
-    return np.fromiter(missing, bool, len(found))[places]
+    missing = np.fromiter(map(_is_missing, found), bool, len(found))
+    if not_missing:
+        kept = (isinstance(value, str) and value.strip() in not_missing for value in found)
+        missing &= ~np.fromiter(kept, bool, len(found))
+    return missing[places]
 
 
 def _is_missing(value: Any) -> bool:
@@ -121,7 +167,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def spelled(value: Any) -> str:
-    """Return a category as a text: without spaces around it, in one Unicode form (NFC), a whole number without a point.
+    """Return a category as text: stripped, in Unicode form NFC, and a whole number without a decimal point.
 
     So ``"tall "`` is ``"tall"``, and ``0``, ``0.0`` and ``"0.0"`` are ``"0"``.
     """
@@ -137,8 +183,8 @@ def spelled(value: Any) -> str:
 def words_of(texts: Sequence[Any]) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Return the words of all texts, one after the other, and how many each text has, int64 (n,).
 
-    Words are of small letters, and each sign that is neither a letter nor space is one by itself, as is each character
-    of a language that is written without spaces.
+    Words are in lowercase. Each punctuation mark or symbol is a word of its own, and so is each character of a script
+    without spaces.
     """
     if not len(texts):
         return [], np.zeros(0, np.int64)
@@ -149,7 +195,7 @@ def words_of(texts: Sequence[Any]) -> tuple[list[str], npt.NDArray[np.int64]]:
         joined = f" {BETWEEN} ".join(text.replace(BETWEEN, " ") for text in plain)
     if not joined.isascii():
         joined = unicodedata.normalize("NFC", joined)
-    # One long text takes a fifth of the time of many short ones, searched for words.
+    # Splitting one long text takes a fifth of the time of many short ones.
     words = SIGNS.sub(r" \g<0> ", joined.lower()).split()
     ends = np.flatnonzero(np.fromiter(map(BETWEEN.__eq__, words), bool, len(words)))
     lengths = np.diff(np.concatenate([[-1], ends, [len(words)]])) - 1
@@ -157,16 +203,16 @@ def words_of(texts: Sequence[Any]) -> tuple[list[str], npt.NDArray[np.int64]]:
 
 
 def numbers(values: Values, column: str, decimal: str = ".") -> Numbers:
-    """Return numbers, float64 (n,), with NaN for a missing one.
+    """Return numbers, float64 (n,), with NaN for missing values.
 
     Args:
-        values: numbers, or texts of them.
+        values: numbers, or numbers as text.
         column: its name, for the error.
-        decimal: what stands before the fraction in a text: a point, or a comma (3,14 and 1.234,5; but not 1.234, which
-            may be either).
+        decimal: the decimal separator in texts: a point, or a comma (3,14 and 1.234,5; but not 1.234, which is
+            ambiguous).
 
     Raises:
-        BadValue: something else, or what float32 cannot hold.
+        BadValue: not a number, or a number outside of the range of float32.
     """
     if hasattr(values, "codes"):
         categories, places = different(values)
@@ -181,10 +227,11 @@ def numbers(values: Values, column: str, decimal: str = ".") -> Numbers:
     if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
         found = values.astype(np.float64)
     else:
-        try:  # Most columns are as a program writes them, which takes a fifth of the time.
-            if decimal != "." or any(isinstance(value, str) and "_" in value for value in values):
+        try:  # Most columns are as a program writes them, which takes a tenth of the time.
+            plain = [np.nan if value in NO_VALUE else value for value in values]
+            if decimal != "." or "_" in "".join(map(str, values)):
                 raise ValueError
-            found = np.fromiter(map(float, values), np.float64, len(values))
+            found = np.fromiter(map(float, plain), np.float64, len(plain))
         except (TypeError, ValueError, OverflowError):
             read = (_number(value, column, row, decimal) for row, value in enumerate(values))
             found = np.fromiter(read, np.float64, len(values))
@@ -196,40 +243,35 @@ def numbers(values: Values, column: str, decimal: str = ".") -> Numbers:
 
 
 def is_no_number(value: Any) -> bool:
-    """Return whether a value says that a column of numbers or of dates has none in its row."""
-    return _is_missing(value) or (isinstance(value, str) and value.strip() in NO_NUMBER)
+    """Return whether a value means "missing" in a column of numbers or dates."""
+    if not isinstance(value, str):
+        return _is_missing(value)
+    text = value.strip()
+    has_dash = text[:1] in DASHES or text[-1:] in DASHES  # Known at once, which an expression is not.
+    return text in NO_VALUE or (has_dash and NO_AMOUNT.fullmatch(text) is not None)
 
 
 def _number(value: Any, column: str, row: int, decimal: str) -> float:
-    if _is_missing(value):
-        return np.nan
-    try:
-        return written_number(value, decimal) if isinstance(value, str) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        comma = " with a decimal comma" * (decimal == "," and isinstance(value, str))
-        raise BadValue(column, row, value, f"is not a number{comma}") from None
+    """Return a number as people write it, NaN for a value that means "missing".
 
-
-def written_number(text: str, decimal: str) -> float:
-    """Return the number that a person wrote, NaN for what says that there is none.
-
-    A currency may stand before or after it, a percent sign after it, and a comma or a point, a space or an apostrophe
-    between its thousands; parentheses or a minus behind it make it negative. 45 % is 45.
+    The number may have a currency before or after it, a percent sign after it, and a comma, point, space or apostrophe
+    between thousands; parentheses or a trailing minus make it negative. 45 % is 45.
 
     Raises:
-        ValueError: it is not a number.
+        BadValue: the value is not a number.
     """
-    text = text.strip()
-    if text in NO_NUMBER:
+    if is_no_number(value):
         return np.nan
-    if decimal == "." and "_" not in text:  # Python takes 1_000.
-        try:
-            return float(text)
-        except ValueError:
-            pass
-    found = WRITTEN[decimal].fullmatch(text)
+    try:
+        # Python takes 1_000.
+        if not isinstance(value, str) or (decimal == "." and "_" not in value):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    found = WRITTEN[decimal].fullmatch(value.strip()) if isinstance(value, str) else None
     if found is None or bool(found["open"]) != bool(found["close"]):
-        raise ValueError
+        comma = " with a decimal comma" * (decimal == "," and isinstance(value, str))
+        raise BadValue(column, row, value, f"is not a number{comma}")
     whole = re.sub(r"\D", "", found["whole"] or "0")
     number = float(f"{whole}.{found['fraction'] or found['only'] or 0}{found['power'] or ''}")
     minus = [mark for mark in (found["open"], found["sign"], found["inner"], found["trailing"]) if mark and mark != "+"]
@@ -237,16 +279,16 @@ def written_number(text: str, decimal: str) -> float:
 
 
 def days(values: Values, column: str, form: str | None = None) -> Numbers:
-    """Return datetimes as days since 1970, float64 (n,), with NaN for a missing one.
+    """Return datetimes as days since 1970, float64 (n,), with NaN for missing values.
 
     Args:
-        values: datetimes, or texts of them.
+        values: datetimes, or datetimes as text.
         column: its name, for the error.
-        form: how a text is written, as ``datetime.strptime`` has it (``%d/%m/%Y``). None is ISO 8601: 2026-01-31,
-            2026-01-31 18:30, 2026-01-31T18:30:00+01:00. One with an offset becomes UTC.
+        form: the ``datetime.strptime`` format of texts (``%d/%m/%Y``). None is ISO 8601: 2026-01-31,
+            2026-01-31 18:30, 2026-01-31T18:30:00+01:00. Datetimes with an offset are converted to UTC.
 
     Raises:
-        BadValue: something else.
+        BadValue: not a datetime.
     """
     found_at = instants(values, column, form)
     found = found_at.astype(np.int64) / MICROSECONDS_A_DAY
@@ -255,14 +297,15 @@ def days(values: Values, column: str, form: str | None = None) -> Numbers:
 
 
 def instants(values: Values, column: str, form: str | None = None) -> npt.NDArray[np.datetime64]:
-    """Return datetimes in UTC, datetime64[us] (n,), with NaT for a missing one; arguments and errors are those of
+    """Return datetimes in UTC, datetime64[us] (n,), with NaT for missing values; arguments and errors are those of
     ``days``."""
     if isinstance(values, np.ndarray) and values.dtype.kind == "M":
         return values.astype("datetime64[us]")
-    import pandas as pd  # A model without datetimes needs none.
+    import pandas as pd
 
     def parsed(given: Sequence[Any]) -> npt.NDArray[np.datetime64]:
         texts = pd.Series(given, dtype=object)
+        texts = texts.mask(texts.isin(("now", "today")))  # pandas takes them for the moment at which it reads.
         read = pd.to_datetime(texts, format=form or "ISO8601", utc=True, errors="coerce")
         times: npt.NDArray[np.datetime64] = read.dt.tz_localize(None).to_numpy("datetime64[us]", copy=True)
         return times
@@ -301,13 +344,13 @@ def datetime_places(found: Numbers) -> Numbers:
 
 
 def quantile_places(found: Numbers, quantiles: Numbers) -> Numbers:
-    """Return the place of each number among k quantiles, which rise at equal shares: float64 (n,) from 0 to 1.
+    """Return the position of each number among k equally spaced quantiles: float64 (n,) from 0 to 1.
 
-    Between two quantiles it is interpolated, of several equal ones it is their middle, and beyond the ends it is 0 or
-    1, as scikit-learn's ``QuantileTransformer`` has it. NaN stays.
+    As in scikit-learn's ``QuantileTransformer``, it is interpolated between two quantiles, the middle of several equal
+    quantiles, and 0 or 1 beyond the ends. NaN stays NaN.
     """
     shares = np.linspace(0, 1, len(quantiles))
-    # From below and from above, which differ where quantiles are equal.
+    # From below and from above, which differ at equal quantiles.
     places = (np.interp(found, quantiles, shares) - np.interp(-found, -quantiles[::-1], -shares[::-1])) / 2
     places[found >= quantiles[-1]] = 1
     places[found <= quantiles[0]] = 0
@@ -317,15 +360,17 @@ def quantile_places(found: Numbers, quantiles: Numbers) -> Numbers:
 def category_places(values: Values, places: Mapping[str, int]) -> npt.NDArray[np.int32]:
     """Return the place of each value in a vocabulary, int32 (n,)."""
     found, rows = different(values)
-    return np.fromiter((_category_place(value, places) for value in found), np.int32, len(found))[rows]
+    # Most values are spelled as in the vocabulary.
+    of_value = (places.get(one) if type(one) is str else None for one in found)
+    each = (_category_place(one, places) if own is None else own for one, own in zip(found, of_value, strict=True))
+    return np.fromiter(each, np.int32, len(found))[rows]
 
 
 def _category_place(value: Any, places: Mapping[str, int]) -> int:
-    # A text that usually means a missing value may be one of the vocabulary: see ``dataset.not_missing``.
+    # A text that usually means a missing value may be in the vocabulary: see ``dataset.not_missing``.
     text = spelled(value)
     found = places.get(text)
     if found is None and isinstance(value, bool):
-        found = places.get(text.lower())  # True may stand as true in the file that was trained on.
-    if found is None:
-        return MISSING if _is_missing(value) else UNKNOWN
-    return found
+        # The training file may have written True as true or TRUE.
+        found = places.get(text.lower(), places.get(text.upper()))
+    return found if found is not None else MISSING if _is_missing(value) else UNKNOWN

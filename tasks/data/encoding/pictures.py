@@ -1,9 +1,11 @@
-"""Files of images as the pixels that are seen. Pillow is imported where one is opened."""
+"""Decodes image files to pixels. Functions import Pillow, because most models do not need it."""
 
 import contextlib
 import math
+import os
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +14,19 @@ import numpy.typing as npt
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
 MORE_FORMATS = ("TIFF", "JPEG2000", "AVIF", "PPM", "ICO")
-"""Formats of images that are read beside those of data and requests where a person names the files, as Pillow calls
-them. Pillow decodes each by itself, without another program, and knows it by its first bytes."""
+"""Further formats, by their names in Pillow, which are allowed only for files that the user gives on the command line.
+Pillow recognizes each by its first bytes and decodes it without another program."""
 HEIF = "HEIF"
-"""What Pillow calls HEIC once pi-heif is there, which decodes it."""
+"""Pillow's name for HEIC, which pi-heif decodes."""
 HEIC = re.compile(rb".{4}ftyp(?:hei[cfmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
-"""How a photograph of a telephone begins that Pillow does not read by itself."""
+"""The first bytes of HEIC photographs, which Pillow alone cannot read."""
 SIXTEEN_BITS = 2**16 - 1
 ORIENTATION = 0x0112
-"""The EXIF tag that says how a camera was held; from 5 on, height and width change places."""
+"""The EXIF orientation tag; values of at least 5 swap height and width."""
 
 
 def register_heif() -> tuple[str, ...]:
-    """Return what Pillow calls the format of photographs of telephones, where there is the package that decodes it."""
+    """Register HEIC with Pillow if pi-heif is installed; return the names of the added formats."""
     try:
         from pi_heif import register_heif_opener
     except ImportError:
@@ -33,24 +35,26 @@ def register_heif() -> tuple[str, ...]:
     return (HEIF,)
 
 
+_real = lru_cache(maxsize=1024)(os.path.realpath)
+
+
 def inside(folder: Path, path: str) -> Path:
     """Return a path in a folder.
 
     Raises:
-        ValueError: it leads out of it, or is not one from there on.
+        ValueError: the path is absolute, or leads out of the folder.
     """
-    place = folder / path
-    try:
-        leads_out = Path(path).is_absolute() or not place.resolve().is_relative_to(folder.resolve())
-    except RuntimeError:  # Before Python 3.13.
-        raise ValueError("it is a link round in a circle") from None
-    if leads_out:
+    place, root = os.path.join(folder, path), _real(os.fspath(folder))
+    # Most images share few folders, and each part of a path costs a call of the system.
+    moves = os.path.basename(path) == ".." or os.path.islink(place)
+    real = os.path.realpath(place) if moves else _real(os.path.dirname(place))
+    if os.path.isabs(path) or os.path.commonpath((root, real)) != root:
         raise ValueError("it leads out of the folder of the table")
-    return place
+    return Path(place)
 
 
 def open_picture(source: Any, formats: tuple[str, ...] = FORMATS) -> Any:
-    """Return what Pillow opens, with its header read; arguments and errors are those of ``decode_picture``."""
+    """Return a Pillow image whose header was read; arguments and errors are those of ``decode_picture``."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -58,16 +62,13 @@ def open_picture(source: Any, formats: tuple[str, ...] = FORMATS) -> Any:
     except UnidentifiedImageError:
         with open(source, "rb") if isinstance(source, str | Path) else contextlib.nullcontext(source) as file:
             file.seek(0)
-            if HEIC.match(file.read(12)):
-                if HEIF in formats:
-                    raise ValueError("HEIC that is damaged, or of a kind that pi-heif does not read") from None
-                # Where a person names the files, pi-heif is all that it takes.
-                install = "install pi-heif (the extra 'heic'), or " if set(MORE_FORMATS) <= set(formats) else ""
+            if HEIC.match(file.read(12)) and HEIF not in formats:
                 raise ValueError(
-                    f"HEIC, which is not decoded here: {install}convert it to JPEG or PNG (heif-convert; sips on macOS)"
+                    "HEIC, which Pillow cannot read: convert it to JPEG or PNG (heif-convert; sips on macOS); for "
+                    "predictions, you can also install pi-heif (the extra 'heic')"
                 ) from None
         raise
-    # Pillow only warns of it up to twice as many, and a program of the user's may not have made that an error.
+    # Up to twice the limit, Pillow only warns.
     if (pixels := image.width * image.height) > (most := Image.MAX_IMAGE_PIXELS or math.inf):
         image.close()
         raise ValueError(f"Image size ({pixels} pixels) exceeds limit of {most} pixels, it may be a decompression bomb")
@@ -75,18 +76,18 @@ def open_picture(source: Any, formats: tuple[str, ...] = FORMATS) -> Any:
 
 
 def decode_picture(source: Any, shape: Sequence[int], formats: tuple[str, ...] = FORMATS) -> npt.NDArray[np.uint8]:
-    """Return an image of any kind and size as the pixels that are seen, uint8 (height, width, channels).
+    """Return an image of any kind and size as pixels, uint8 (height, width, channels).
 
-    It is turned as its EXIF says, laid on white where it is transparent, brought to 8 bits, and resized (bilinear,
-    antialiased, without keeping the aspect ratio).
+    The image is rotated by its EXIF orientation, composed on white if it is transparent, converted to 8 bits, and
+    resized (bilinear, antialiased, without keeping the aspect ratio).
 
     Args:
         source: a path, a file, or an array uint8 (height, width), or (height, width, channels).
         shape: of the result; channels are 1 or 3.
-        formats: those that a file may have, as Pillow calls them.
+        formats: the allowed file formats, by their names in Pillow.
 
     Raises:
-        Exception: whatever Pillow's readers raise on a broken file.
+        Exception: any exception of Pillow's readers on a damaged file.
     """
     from PIL import Image, ImageOps
 
@@ -94,14 +95,14 @@ def decode_picture(source: Any, shape: Sequence[int], formats: tuple[str, ...] =
     mode = "L" if channels == 1 else "RGB"
     if isinstance(source, np.ndarray):
         if source.dtype != np.uint8:
-            raise ValueError(f"an array of {source.dtype}, where uint8 is wanted")
+            raise ValueError(f"an array of {source.dtype}, but uint8 is needed")
         opened: Any = Image.fromarray(source[..., 0] if source.ndim == 3 and source.shape[2] == 1 else source)
     else:
         opened = open_picture(source, formats)
     with opened:
         is_turned = opened.getexif().get(ORIENTATION, 1) >= 5
-        # JPEG's own decoder leaves out what a smaller image does not show: photographs of 500 x 375 and 375 x 500 took
-        # 1.6 ms in place of 2.1 to become 224 x 168.
+        # The JPEG decoder skips details that a smaller image does not show: photographs of 500 x 375 and 375 x 500 took
+        # 1.6 ms instead of 2.1 to become 224 x 168.
         opened.draft(mode, (height, width) if is_turned else (width, height))
         ImageOps.exif_transpose(opened, in_place=True)
         image = _eight_bits(opened)
@@ -113,7 +114,7 @@ def decode_picture(source: Any, shape: Sequence[int], formats: tuple[str, ...] =
 
 
 def _eight_bits(image: Any) -> Any:
-    """Return an image of 8 bits a channel without transparency."""
+    """Return an image with 8 bits per channel and without transparency."""
     from PIL import Image
 
     if image.mode == "F":

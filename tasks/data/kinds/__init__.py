@@ -1,36 +1,32 @@
-"""Kinds of datasets: the file is the key, and its ``examples`` reads what `prepare` writes as arrays.
+"""Kinds of datasets: the file name is the key, and ``examples(dataset)`` returns the ``Examples`` for `prepare`.
 
-``kind`` in data/<name>/params.yaml names the file; what else stands there is a section of ``tasks/config/datasets.py``.
-A file that now reads the same source in another way says ``VERSION = 2``: data of version 1 are prepared again.
+``kind`` in data/<name>/params.yaml is the file name; all other keys are a section of ``tasks/config/datasets.py``. If
+that section ``is_guessed``, ``guess(dataset)`` returns the description that `data add` writes into params.yaml, with
+unset values guessed from the data, and lines that report the guesses. Both raise UserError for data that they cannot
+read. If a change to a file changes the prepared data, it sets ``VERSION = 2``: data of version 1 are prepared again.
 """
 
 import importlib
-import math
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.records import Feature, HeldOut, Target
+from tasks.data.encoding import cells
+from tasks.data.splits import Rows, split_rows
+from tasks.records import Feature, HeldOut, PreparedDataset, Target
 from tasks.system.errors import UserError
-
-SPLITS = {"train": "train", "test": "test", "validation": "validation", "valid": "validation", "val": "validation"}
-"""The split that a folder or a column of splits means by each of these words, in small letters."""
-MAX_SIDE, STEP = 224, 8
-"""Pixels, if sizes differ: the longer side is at most that of most pretrained models, and both are multiples of
-``STEP``."""
-LONGEST_TEXT = 512
-TEXTS_WHOLE = 0.95
-"""The share of the training texts that are kept whole; longer ones are cut."""
 
 
 class Block(NamedTuple):
-    """Some examples of a split, which follow those of the previous block."""
+    """Consecutive examples of a split, after those of the previous block."""
 
     split: str
     features: Mapping[str, npt.NDArray[Any]]
@@ -38,7 +34,7 @@ class Block(NamedTuple):
     labels: npt.NDArray[Any]
     """As in ``records.PreparedSplit``."""
     weights: npt.NDArray[np.float32] | None = None
-    """The weight of each in the training loss, float32 (n,); all blocks have weights, or none."""
+    """The weight of each example in the training loss, float32 (n,); either all blocks have weights, or none."""
     missing: Mapping[str, int] = MappingProxyType({})
     """The number of missing values by column."""
 
@@ -52,69 +48,31 @@ class Metadata(NamedTuple):
 
 @dataclass(frozen=True)
 class Examples:
-    """The examples of a dataset, before they are prepared."""
+    """The examples of a dataset before preparation."""
 
     version: str
     features: dict[str, Feature]
     """Without mean and deviation, which `prepare` computes from the training split."""
     target: Target
     splits: tuple[str, ...]
-    blocks: Callable[[], Iterator[Block]]
-    """Reads all, always in the same order; the blocks of different splits may alternate."""
+    blocks: Callable[[], Generator[Block]]
+    """Reads all examples, always in the same order; the blocks of different splits may alternate."""
+    encoded: Callable[[Mapping[str, Feature], Mapping[str, Sequence[Sequence[str]]]], Generator[Block]] | None = None
+    """Takes other features and vocabularies, such as an older model's; reads like ``blocks``. None for arrays."""
     vocabularies: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
     """For features of categories and words, by name: the texts of each column from place 2 on."""
     held_out: HeldOut | None = None
-    """The test split that was drawn from the training split, where the source has none."""
+    """The test split that was drawn from the training split if the source has none."""
+    rows_of: Callable[[str], Rows] | None = None
+    """Takes a split, returns each example's row in the source; available after all blocks were read."""
     name_of: Callable[[str, int], str] | None = None
-    """Takes split and row, returns the source's name of that example, once all blocks are read; None without names."""
+    """Takes split and row, returns the example's name in the source after all blocks were read; None without names."""
     sizes_of: Callable[[str], npt.NDArray[np.int32]] | None = None
-    """Height and width of the original images of a split, (n, 2), once all blocks are read; None without images."""
+    """Height and width of the original images of a split, (n, 2), after all blocks were read; None without images."""
     metadata_of: Callable[[str], Mapping[str, Metadata]] | None = None
-    """The columns of a split that are kept but are not features, once all blocks are read."""
+    """The columns of a split that are stored but are not features, after all blocks were read."""
     origin: Mapping[str, Any] = field(default_factory=dict)
-    """More fields of ``records.PreparedDataset``."""
-
-
-class Kind(Protocol):
-    """The interface of a file of this folder."""
-
-    def examples(self, dataset: Any) -> Examples:
-        """Return the examples of a dataset, described by the kind's section of the settings.
-
-        Raises:
-            UserError: there is none, or they cannot be read.
-        """
-
-    def guess(self, dataset: Any) -> tuple[Any, list[str]]:
-        """Return the description with its open values guessed from the data, and lines that say what was guessed.
-
-        Only kinds whose description ``is_guessed`` have it: `data add` writes the result into params.yaml.
-
-        Raises:
-            UserError: the data cannot be read.
-        """
-
-
-def find_kind(kind: str) -> Kind:
-    """Return the kind of a name."""
-    module: Any = importlib.import_module(f"tasks.data.kinds.{kind}")
-    found: Kind = module
-    return found
-
-
-def most_frequent(texts: Mapping[str, int], most: int) -> list[str]:
-    """Return the most frequent texts; equally frequent ones in alphabetical order."""
-    return [text for text, _ in sorted(texts.items(), key=lambda one: (-one[1], one[0]))[:most]]
-
-
-def text_length(lengths: Mapping[int, int]) -> int:
-    """Return the number of words at which ``TEXTS_WHOLE`` of the texts are whole, from the count of texts by length."""
-    total, seen = sum(lengths.values()), 0
-    for length, count in sorted(lengths.items()):
-        seen += count
-        if seen >= TEXTS_WHOLE * total:
-            return min(max(length, 1), LONGEST_TEXT)
-    raise AssertionError("there is no text")
+    """Further fields of ``records.PreparedDataset``."""
 
 
 def of_images(
@@ -123,89 +81,83 @@ def of_images(
     names: Sequence[str],
     dataset: config.LocalDescription,
 ) -> Examples:
-    """Return the examples of a kind that reads all its images at once, divided as ``split_rows`` does.
+    """Return the examples of a kind that reads all images at once, divided by ``splits.split_rows``.
 
     Args:
         images: uint8 (n, height, width, channels).
         labels: the class of each, int64 (n,).
         names: of the classes.
-        dataset: as ``split_rows`` takes it.
+        dataset: as in ``splits.split_rows``.
     """
     rows = split_rows(labels, names, dataset)
     blocks = [Block(split, {"image": images[own]}, labels[own]) for split, own in rows.items()]
-    target = Target.of_classes(names)
     return Examples(
         version="1",
         features={"image": Feature(kind="image", shape=images.shape[1:], dtype="uint8")},
-        target=target,
+        target=Target.of_classes(names),
         splits=tuple(rows),
-        blocks=lambda: iter(blocks),
+        blocks=lambda: (block for block in blocks),
         held_out=HeldOut(num_examples=len(rows["test"]), seed=dataset.seed),
         name_of=lambda split, row: f"row {rows[split][row]}",
     )
 
 
-def split_rows(
-    labels: npt.NDArray[np.int64], names: Sequence[str], dataset: config.LocalDescription
-) -> dict[str, npt.NDArray[np.int64]]:
-    """Return which rows are to train on and which to test on, rising: int64 (n,) each.
+def with_class_names(found: Examples, names: Sequence[str]) -> Examples:
+    """Return examples of a table with these classes, in this order, including classes without examples."""
+    places = {cells.spelled(name): number for number, name in enumerate(names)}
+    order = np.array([places[name] for name in found.target.class_names], np.int64)
 
-    Every class gives the same share to the test split, at least one example and never its last one, so that the two are
-    alike. The same labels and seed give the same rows for ever.
+    def named(read: Callable[..., Generator[Block]], *encoding: Any) -> Generator[Block]:
+        for block in read(*encoding):
+            yield block._replace(labels=order[block.labels])
 
-    Args:
-        labels: the class of each example, int64 (n,).
-        names: of the classes.
-        dataset: ``test`` is a fraction of the examples or a number of them, and ``seed`` chooses them.
-
-    Raises:
-        UserError: a class has fewer than two examples, or the number leaves none to train or to test on.
-    """
-    total, test = len(labels), dataset.test
-    counts = np.bincount(labels, minlength=len(names)).tolist()
-    if few := [number for number, count in enumerate(counts) if count < 2]:
-        raise UserError(
-            f"dataset.source = '{dataset.source}': the class '{names[few[0]]}' has {counts[few[0]]} of the examples, "
-            "and needs one to train on and one to test on. Add some, or leave the class out"
-        )
-    count = test if isinstance(test, int) else max(1, round(total * test))
-    if count >= total:
-        raise UserError(
-            f"dataset.test = {test}: takes {count} of the {total} examples of {dataset.name}, and both splits need at "
-            f"least one. Give a number from 1 to {total - 1}, or a fraction"
-        )
-    # Raw words, because NumPy keeps those of a bit generator the same, and promises nothing for its permutations.
-    words = np.random.Philox(key=[dataset.seed, 0], counter=[0, 0, 0, 2]).random_raw(total)
-    held = np.zeros(total, bool)
-    exact = np.array(counts) * (count / total)
-    shares = np.floor(exact).astype(np.int64)
-    # What rounding leaves goes to the classes that lost most by it.
-    shares[np.argsort(shares - exact, kind="stable")[: count - shares.sum()]] += 1
-    for number, share in enumerate(np.clip(shares, 1, np.array(counts) - 1).tolist()):
-        own = np.flatnonzero(labels == number)
-        held[own[np.argpartition(words[own], share)[:share]]] = True
-    return {"test": np.flatnonzero(held), "train": np.flatnonzero(~held)}
-
-
-def median_size(name: str, sizes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], str]:
-    """Return the height and width for images of different sizes, and a line that says so.
-
-    Each is the median, rounded to a multiple of ``STEP``; both shrink together until neither exceeds ``MAX_SIDE``.
-
-    Args:
-        name: of the dataset.
-        sizes: the height and width of each image.
-    """
-    height, width = (statistics.median_low(size[side] for size in sizes) for side in (0, 1))
-    scale = min(1.0, MAX_SIDE / max(height, width))
-    size = (_multiple(height * scale), _multiple(width * scale))
-    low, high = min(sizes, key=math.prod), max(sizes, key=math.prod)
-    return size, (
-        f"the images of {name} differ in size, from {low[0]} x {low[1]} to {high[0]} x {high[1]} (height x width; the "
-        f"median is {height} x {width}): all are resized to {size[0]} x {size[1]}. To choose another size, set "
-        f"dataset.image_size in data/{name}/params.yaml"
+    update = {"class_names": tuple(names), "num_outputs": len(names)}
+    return replace(
+        found,
+        blocks=partial(named, found.blocks),
+        encoded=partial(named, found.encoded) if found.encoded else None,
+        target=found.target.model_copy(update=update),
     )
 
 
-def _multiple(side: float) -> int:
-    return max(STEP, int(side + STEP / 2) // STEP * STEP)
+def encode_test_rows(prepared: PreparedDataset, encoding: Mapping[str, Any], folder: Path) -> dict[str, Path]:
+    """Encode the test rows of a dataset's source for a model that learned other columns, categories or image sizes.
+
+    Args:
+        prepared: the dataset. The rows keep the order of its test split.
+        encoding: the arguments of ``encoding.Encoder`` that were saved with the model.
+        folder: for an array of each feature of the model.
+
+    Returns:
+        The files by feature, each (n, *shape).
+
+    Raises:
+        UserError: the source is missing, has changed, lacks a column, or has no raw values.
+    """
+    root = config.project_root()
+    source = config.read_description(root / "data" / prepared.name)
+    found = find_kind(prepared.kind).examples(source)
+    if found.encoded is None:
+        raise UserError(f"data of the kind {prepared.kind} have no raw values to encode")
+    features = {name: Feature.model_validate(feature) for name, feature in encoding["features"].items()}
+    try:
+        blocks = [one for one in found.encoded(features, encoding["vocabularies"]) if one.split == "test"]
+    except ValueError as error:  # A column is missing.
+        raise UserError(f"dataset.source = '{source.source}': {error}") from None
+    labels = np.load(root / prepared.splits["test"].labels, allow_pickle=False)
+    if not blocks or not np.array_equal(np.concatenate([one.labels for one in blocks]), labels):
+        raise UserError(f"dataset.source = '{source.source}' has changed since {prepared.folder} was made")
+    places = {name: folder / f"test_{name}s.npy" for name in features}
+    for name, place in places.items():
+        np.save(place, np.concatenate([one.features[name] for one in blocks]))
+    return places
+
+
+def missing_words(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the classes whose names usually mean that a value is missing: ``dataset.not_missing``."""
+    return tuple(itertools.compress(names, cells.is_missing(list(names))))
+
+
+def find_kind(kind: str) -> Any:
+    """Return the module of a kind, a file of this folder; see the module's docstring for its functions."""
+    return importlib.import_module(f"tasks.data.kinds.{kind}")

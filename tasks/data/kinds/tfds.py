@@ -1,111 +1,85 @@
-"""A dataset of TFDS, or one embedded in tasks/data/builders/, that `download` left in data/<name>/raw."""
+"""A TFDS dataset, or one of tasks/data/builders/, that `download` created in data/<name>/raw.
+
+This module decodes images with a class. It writes all other examples into a table, which is read like a user's table.
+"""
 
 import contextlib
+import io
 import itertools
 import math
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 import tensorflow as tf
+from PIL import Image
 
 from tasks import config, records
 from tasks.data import builders
-from tasks.data.encoding import Encoder, cells
-from tasks.data.kinds import Block, Examples, most_frequent, text_length
-from tasks.data.kinds._tfds_columns import (
-    CHUNK_BYTES,
-    MAX_VOCABULARY,
-    ROWS_AT_ONCE,
-    Columns,
-    held_out_rows,
-    image_shape,
-    labelled_rows,
-    refuse_infinite,
-    target_columns,
-)
-from tasks.records import Column, DatasetManifest, Feature, HeldOut, Target
-from tasks.system.errors import UserError
+from tasks.data.images import median_size
+from tasks.data.kinds import Block, Examples, missing_words, table, with_class_names
+from tasks.data.splits import NAMES
+from tasks.records import DatasetManifest, Feature, HeldOut, Target
+from tasks.system import files
+from tasks.system.errors import UserError, listed
+
+TEST_SHARE = 0.2
+"""The share of the training examples that become the test split if a dataset has none."""
+CHUNK_BYTES = 8 * 2**20
+ROWS_AT_ONCE = 1024
+MEASURED = 10_000
+"""The number of images whose sizes determine the median."""
+KINDS = {"class": "category", "bool": "category", "numbers": "number", "image": "image"}
+"""The kind of a column by its TFDS feature; the kind of a text depends on its values, as in a table."""
+SPLIT = "(split)"
+TASKS = {"class": "classification", "text": "classification", "labels": "multilabel", "numbers": "regression"}
 
 
 def examples(dataset: config.Tfds) -> Examples:
-    """Return all examples (images, texts, numbers or columns) and what is learnt of them, in the order of their shards.
+    """Return all examples with their targets, in the order of their shards.
 
-    Unlabelled examples (class -1) are left out and counted: of most datasets that have some, a whole split, as in
-    ImageNet's test split. Where no test split is there, a fifth of the training examples becomes it. Images are resized
-    (bilinear, antialiased, without keeping the aspect ratio) to ``image_size``, or to the median size where theirs
-    differ.
+    Unlabelled examples (class -1) are left out and counted: in most datasets they are a whole split, such as ImageNet's
+    test split. Without a test split, a fifth of the training examples becomes one. Images are resized (bilinear,
+    antialiased, without keeping the aspect ratio) to ``image_size``, or to the median size if their sizes differ.
 
     Raises:
-        UserError: nothing was downloaded, columns that are not there, no labelled example to train on, or a damaged
-            shard.
+        UserError: nothing was downloaded, missing columns, no labelled training example, or a damaged shard.
     """
     manifest, builder = _open(dataset)
-    given, learnt = builders.supervised(builder).kinds
-    if dataset.columns and given != "columns":
+    has_columns = not builders.supervised(builder).is_of_images
+    if dataset.columns and not has_columns:
         raise UserError(
             f"data/{dataset.name}/params.yaml: dataset.columns = {', '.join(dataset.columns)}: an example of "
-            f"{dataset.name} is one thing ({given}) without columns. Leave the key out"
+            f"{dataset.name} is one image without columns. Leave the key out"
         )
     with _explained(dataset, manifest, builder):
-        unlabelled = {split: _count_unlabelled(builder, split) for split in sorted(builder.info.splits)}
-    labelled = _labelled_splits(dataset, builder, unlabelled)
-    held_out = None
-    if "train" in labelled and "test" not in labelled:
-        held_out = builders.hold_out(builder.info.splits["train"].num_examples)
+        found = _of_columns(dataset, builder) if has_columns else _of_images(dataset, builder, manifest)
 
-    columns = None
-    if given == "columns":
+    def blocks() -> Generator[Block]:
         with _explained(dataset, manifest, builder):
-            columns = Columns(dataset, builder, labelled, held_out)
-        features, vocabularies = columns.fitted.features, columns.fitted.vocabularies
-    elif given == "image":
-        (place,) = builders.supervised(builder).given
-        with _explained(dataset, manifest, builder):
-            shape = image_shape(dataset, builder, place)
-        features = {"image": Feature(kind="image", shape=shape, dtype="uint8")}
-        vocabularies = {}
-    else:
-        with _explained(dataset, manifest, builder):
-            features, vocabularies = _fitted(dataset, builder, held_out)
-    target = columns.target if columns else _target(builder, manifest)
+            yield from found.blocks()
 
-    def blocks() -> Iterator[Block]:
-        with _explained(dataset, manifest, builder):
-            if columns:
-                yield from columns.blocks()
-                return
-            for split in labelled:
-                held = held_out if split == "train" else None
-                if given == "image":
-                    yield from _blocks(dataset, builder, split, shape, held, target)
-                else:
-                    yield from _row_blocks(dataset, builder, split, held, (features, vocabularies, target))
-
-    streamed = (given, learnt) == ("image", "class")
-    return Examples(
+    return replace(
+        found,
         version=manifest.version,
-        features=features,
-        target=target,
-        vocabularies=vocabularies,
-        splits=(*labelled, "test") if held_out else tuple(labelled),
         blocks=blocks,
-        held_out=held_out,
         origin={
             "tfds_version": manifest.tfds_version,
-            # What is streamed: all of it is a class and its image.
-            "raw_folder": manifest.folder if streamed and not any(unlabelled[split] for split in labelled) else None,
             "sources": manifest.sources,
             "licence": manifest.licence,
+            **found.origin,
         },
     )
 
 
 def _open(dataset: config.Tfds) -> tuple[DatasetManifest, Any]:
-    """Return what was downloaded, and the builder that reads it."""
+    """Return the manifest of the download, and the builder that reads it."""
     root = config.project_root()
     raw = root / "data" / dataset.name / "raw"
     if (raw / "manifest.json").exists():
@@ -117,12 +91,12 @@ def _open(dataset: config.Tfds) -> tuple[DatasetManifest, Any]:
 
 
 def _again(dataset: config.Tfds) -> str:
-    return f"stratagem download --set dataset.name={dataset.name}"
+    return f"stratagem data download --set dataset.name={dataset.name}"
 
 
 @contextlib.contextmanager
 def _explained(dataset: config.Tfds, manifest: DatasetManifest, builder: Any) -> Iterator[None]:
-    """Name the shard that is damaged where TensorFlow says that something is."""
+    """Convert TensorFlow's errors to a message with the name of the damaged shard."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -133,157 +107,245 @@ def _explained(dataset: config.Tfds, manifest: DatasetManifest, builder: Any) ->
         ) from None
 
 
-def _target(builder: Any, manifest: DatasetManifest) -> Target:
-    (((key,), wanted),) = builders.supervised(builder).wanted.items()
-    learnt = builders.supervised(builder).kinds[1]
-    if learnt == "class":
-        return Target.of_classes(manifest.class_names)
-    if learnt == "labels":
-        names = manifest.class_names
-        return Target(task="multilabel", num_outputs=len(names), class_names=names, columns=(key,))
-    columns = target_columns(key, wanted.shape)
-    return Target(task="regression", num_outputs=len(columns), columns=columns)
+def _of_images(dataset: config.Tfds, builder: Any, manifest: DatasetManifest) -> Examples:
+    """Return images with one class each, which can also be streamed from their shards."""
+    unlabelled = _unlabelled(dataset, builder)
+    labelled = list(unlabelled)
+    held_out = None
+    if "train" in labelled and "test" not in labelled and (total := builder.info.splits["train"].num_examples) > 1:
+        held_out = HeldOut(num_examples=max(1, round(total * TEST_SHARE)), seed=0)
+    shape = _image_shape(dataset, builder)
 
+    def blocks() -> Generator[Block]:
+        for split in labelled:
+            yield from _blocks(builder, split, shape, held_out if split == "train" else None)
 
-def _fitted(
-    dataset: config.Tfds, builder: Any, held_out: HeldOut | None
-) -> tuple[dict[str, Feature], dict[str, list[list[str]]]]:
-    """Return the feature of texts or numbers, with the vocabulary of the training split."""
-    (((key,), given),) = builders.supervised(builder).given.items()
-    if builders.kind_of(given) == "numbers":
-        width = math.prod(given.shape)
-        return {
-            "number": Feature(
-                kind="number", shape=(width,), dtype="float32", columns=(Column(name=key, kind="number", width=width),)
-            )
-        }, {}
-    words: Counter[str] = Counter()
-    lengths: Counter[int] = Counter()
-    held = held_out_rows(builder, "train", held_out)
-    is_class = builders.supervised(builder).kinds[1] == "class"
-    for row, (text, label) in enumerate(builders.rows(builder, "train") if "train" in builder.info.splits else ()):
-        if not (held[row] or (is_class and label < 0)):
-            found, _ = cells.words_of([text.decode("utf-8", "replace")])
-            words.update(found)
-            lengths[len(found)] += 1
-    vocabulary = most_frequent(words, MAX_VOCABULARY)
-    if not vocabulary:
-        raise UserError(f"dataset {dataset.name}: no text of its training split has a word")
-    feature = Feature(
-        kind="text",
-        shape=(text_length(lengths),),
-        dtype="int32",
-        columns=(Column(name=key, kind="text"),),
-        vocabulary_sizes=(len(vocabulary) + cells.FIRST,),
+    return Examples(
+        version="",
+        features={"image": Feature(kind="image", shape=shape, dtype="uint8")},
+        target=Target.of_classes(builders.supervised(builder).class_names),
+        splits=(*labelled, "test") if held_out else tuple(labelled),
+        blocks=blocks,
+        held_out=held_out,
+        # Only datasets in which each example has a class can be streamed.
+        origin={"raw_folder": None if any(unlabelled.values()) else manifest.folder},
     )
-    return {"text": feature}, {"text": [vocabulary]}
 
 
-def _row_blocks(
-    dataset: config.Tfds,
-    builder: Any,
-    split: str,
-    held_out: HeldOut | None,
-    fitted: tuple[dict[str, Feature], dict[str, list[list[str]]], Target],
-) -> Iterator[Block]:
-    """Yield the blocks of a split of texts or numbers, or of two where a test split is held out of it."""
-    features, vocabularies, target = fitted
-    held = held_out_rows(builder, split, held_out)
-    ((name, feature),) = features.items()
-    encoder = Encoder({name: feature.model_dump()}, vocabularies)
-    rows = builders.rows(builder, split)
-    first = 0
-    while some := list(itertools.islice(rows, ROWS_AT_ONCE)):
-        if name == "number":
-            given = np.stack([np.asarray(one, np.float32).reshape(-1) for one, _ in some])
-            refuse_infinite(dataset, split, first, given)
-        else:
-            given = encoder.encode({feature.columns[0].name: [one.decode("utf-8", "replace") for one, _ in some]})[name]
-        labels = np.stack([_label(one, target) for _, one in some])
-        if target.task == "regression":
-            refuse_infinite(dataset, split, first, labels)
-        own = held[first : first + len(some)]
-        first += len(some)
-        usable = labelled_rows(labels, target)
-        for part, chosen in ((split, usable & ~own), ("test", usable & own)):
-            if chosen.any():
-                yield Block(part, {name: given[chosen]}, labels[chosen])
-    if first != builder.info.splits[split].num_examples:
-        raise tf.errors.DataLossError(None, None, f"{first} examples of split '{split}'")
+def _unlabelled(dataset: config.Tfds, builder: Any) -> dict[str, int]:
+    """Return the number of examples without a class, for each split with labelled examples, and print it.
 
-
-def _label(value: Any, target: Target) -> npt.NDArray[Any]:
-    if target.task == "multilabel":
-        hot = np.zeros(target.num_outputs, np.uint8)
-        hot[np.asarray(value, np.int64)] = 1
-        return hot
-    return np.asarray(value, target.label_dtype).reshape(target.label_shape)
-
-
-def _count_unlabelled(builder: Any, split: str) -> int:
-    """Return how many examples of a split have no class."""
-    if builders.supervised(builder).kinds[1] != "class":
-        return 0
+    Raises:
+        UserError: no training example has a class.
+    """
     (place,) = builders.supervised(builder).wanted
     label_key = "/".join(place)  # As TFDS writes it.
     spec = {label_key: tf.io.FixedLenFeature((), tf.int64)}
-    paths = [str(path) for path in builder.info.splits[split].filepaths]
-    count = 0
-    for serialized in tf.data.TFRecordDataset(paths, buffer_size=2**20).batch(1024):
-        count += int(tf.math.count_nonzero(tf.io.parse_example(serialized, spec)[label_key] < 0))
-    return count
-
-
-def _labelled_splits(dataset: config.Tfds, builder: Any, unlabelled: Mapping[str, int]) -> list[str]:
-    """Return the splits in which an example has a class, and say how many have none.
-
-    Raises:
-        UserError: the training split is not among them.
-    """
-    totals = {split: builder.info.splits[split].num_examples for split in unlabelled}
-    labelled = [split for split, count in unlabelled.items() if count < max(totals[split], 1)]
-    if "train" in unlabelled and "train" not in labelled:
-        raise UserError(
-            f"dataset {dataset.name}: none of the {totals['train']:,} examples of its split 'train' has a class (each "
-            "has the label -1), so there is nothing to learn. Give another dataset, or a builder of your own"
-        )
-    for split, count in unlabelled.items():
+    labelled = {}
+    for split, info in sorted(builder.info.splits.items()):
+        total, count = info.num_examples, 0
+        shards = tf.data.TFRecordDataset([str(path) for path in info.filepaths], buffer_size=2**20)
+        for some in shards.batch(1024):
+            count += int(tf.math.count_nonzero(tf.io.parse_example(some, spec)[label_key] < 0))
+        if split == "train" and 0 < total == count:
+            raise UserError(
+                f"dataset {dataset.name}: none of the {total:,} examples of its split 'train' has a class (each has "
+                "the label -1), so there is nothing to learn. Choose another dataset, or write your own builder"
+            )
         if count:
             print(
-                f"warning: {count:,} of the {totals[split]:,} examples of the split '{split}' of {dataset.name} have "
-                "no class (the label -1), and are left out",
+                f"warning: {count:,} of the {total:,} examples of the split '{split}' of {dataset.name} have no class "
+                "(the label -1), and are left out",
                 file=sys.stderr,
             )
+        if count < max(total, 1):
+            labelled[split] = count
     return labelled
 
 
-def _blocks(
-    dataset: config.Tfds,
-    builder: Any,
-    split: str,
-    shape: tuple[int, int, int],
-    held_out: HeldOut | None,
-    target: Target,
-) -> Iterator[Block]:
-    """Yield the blocks of one split, or of two where a test split is held out of it."""
+def _image_shape(dataset: config.Tfds, builder: Any) -> tuple[int, int, int]:
+    """Return height, width and channels of the prepared images.
+
+    Images of different sizes get ``image_size``, or by default the median size of the first ``MEASURED`` images of the
+    training split (or of the first split if there is none), which is printed.
+    """
+    ((place, feature),) = builders.supervised(builder).given.items()
+    size = dataset.image_size or feature.shape[:2]
+    if None in size:
+        split = "train" if "train" in builder.info.splits else min(builder.info.splits)
+        pictures = (file for some in builders.columns(builder, split, [place], ROWS_AT_ONCE) for file in some[place])
+        opened = (Image.open(io.BytesIO(file)) for file in itertools.islice(pictures, MEASURED))
+        size, line = median_size(dataset.name, [(image.height, image.width) for image in opened])
+        print(line, file=sys.stderr)
+    return *size, feature.shape[2]
+
+
+def _blocks(builder: Any, split: str, shape: tuple[int, int, int], held_out: HeldOut | None) -> Iterator[Block]:
+    """Yield the blocks of one split, or of two if a test split is held out from it."""
     num_examples = builder.info.splits[split].num_examples
-    held = held_out_rows(builder, split, held_out)
+    held = np.zeros(num_examples, bool) if held_out is None else builders.is_held_out(num_examples, held_out)
     shards = builders.shards(builder, split, shape)
     batch_size = min(max(CHUNK_BYTES // math.prod(shape), 1), 1024)
     batches = tf.data.TFRecordDataset(shards.paths, buffer_size=2**20).batch(batch_size)
     num_read = 0
     decoded = batches.map(shards.decode, num_parallel_calls=tf.data.AUTOTUNE).prefetch(1)
     for images, labels in decoded.as_numpy_iterator():
-        if labels.dtype == np.float32:  # A regression's.
-            refuse_infinite(dataset, split, num_read, labels)
         rows = held[num_read : num_read + len(labels)]
         num_read += len(labels)
-        if not (usable := labelled_rows(labels, target)).all():
-            images, labels, rows = images[usable], labels[usable], rows[usable]
-        if held_out is None:
-            yield Block(split, {"image": images}, labels)
-            continue
-        yield Block(split, {"image": images[~rows]}, labels[~rows])
-        yield Block("test", {"image": images[rows]}, labels[rows])
+        for own, chosen in ((split, ~rows), ("test", rows)):
+            usable = chosen & (labels >= 0)
+            if usable.all():  # Without a copy.
+                yield Block(own, {"image": images}, labels)
+            elif usable.any():
+                yield Block(own, {"image": images[usable]}, labels[usable])
     if num_read != num_examples:
         raise tf.errors.DataLossError(None, None, f"{num_read} of the {num_examples} examples of split '{split}'")
+
+
+def _of_columns(dataset: config.Tfds, builder: Any) -> Examples:
+    """Return examples with columns, by writing them into a temporary table."""
+    found = builders.supervised(builder)
+    with contextlib.ExitStack() as stack:
+        place = config.project_root() / "data" / dataset.name
+        folder = stack.enter_context(files.scratch(place, ".prepared."))
+        written = _write_table(dataset, builder, found, folder)
+        with _named(dataset, written.source):
+            guessed, lines = table.guess(written)
+            columns, known = guessed.columns or {}, written.columns or {}
+            # TFDS datasets have no files next to their examples.
+            named = [name for name, one in columns.items() if one.kind == "image" and name not in known]
+            columns = columns | dict.fromkeys(named, config.TableColumn(kind="ignore"))
+            lines += [f"left out because it contains file names: {name}" for name in named]
+            print("\n".join(lines), file=sys.stderr)
+            made = table.examples(guessed.model_copy(update={"columns": columns}))
+        until_read = stack.pop_all()
+    total = sum(one.num_examples for one in builder.info.splits.values())
+    if found.target_kind == "text" and made.target.num_outputs * 2 > total:
+        raise UserError(
+            f"dataset {dataset.name}: its {total:,} examples have {made.target.num_outputs:,} different texts to "
+            "learn, too many for classes: choose a builder whose texts are classes"
+        )
+    if found.target_kind == "class":
+        made = with_class_names(made, found.class_names)
+    elif found.target_kind == "labels":
+        target_columns = tuple(place[-1] for place in found.wanted)
+        told = {"class_names": found.class_names, "columns": target_columns}
+        made = replace(made, target=made.target.model_copy(update=told))
+
+    def blocks() -> Generator[Block]:
+        with until_read, _named(dataset, written.source):
+            yield from made.blocks()
+
+    return replace(made, blocks=blocks, name_of=None)
+
+
+@contextlib.contextmanager
+def _named(dataset: config.Tfds, source: str) -> Iterator[None]:
+    """Replace the temporary table in messages by the dataset's name."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace(f"dataset.source = '{source}'", f"dataset {dataset.name}")) from None
+
+
+def _write_table(dataset: config.Tfds, builder: Any, found: builders.Supervised, folder: Path) -> config.Table:
+    """Write the examples into a table in ``folder``, next to their images; return its description."""
+    names = {name: place for name, place in found.names.items() if builders.is_column(found.given[place])}
+    others = {name: type(found.given[place]).__name__ for name, place in found.names.items() if name not in names}
+    unusable = [f"{name} ({kind})" for name, kind in others.items()]
+    unusable += [f"split {name}" for name in builder.info.splits if name not in NAMES]
+    if unusable:
+        print(f"left out of {dataset.name}: {listed(unusable)}", file=sys.stderr)
+    kinds: dict[str, config.TableColumn] = {}
+    if [builders.kind_of(found.given[place]) for place in names.values()] == ["text"]:
+        kinds = dict.fromkeys(names, config.TableColumn(kind="text"))
+    targets: list[str] = []
+    (folder / "images").mkdir()
+    with contextlib.ExitStack() as stack:
+        writer = None
+        for split in [name for name in NAMES if name in builder.info.splits]:
+            for batch in builders.columns(builder, split, [*names.values(), *found.wanted], ROWS_AT_ONCE):
+                columns: dict[str, Any] = {}
+                for name, place in names.items():
+                    kind, own = builders.kind_of(found.given[place]), _columns(name, found.given[place], batch[place])
+                    if kind == "image":
+                        own = {name: _saved(batch[place], folder)}
+                    if kind in KINDS:
+                        kinds |= {column: config.TableColumn.model_validate({"kind": KINDS[kind]}) for column in own}
+                    columns |= own
+                target = _targets(found, batch)
+                targets = list(target)
+                for name, described in dataset.columns.items():
+                    if (
+                        described.kind in ("category", "text")
+                        and getattr(columns.get(name), "dtype", None) == np.float32
+                    ):
+                        # As short decimals: a float32 of 0.1 is 0.10000000149011612 in Python.
+                        columns[name] = _texts(None if math.isnan(value) else str(value) for value in columns[name])
+                part = pa.table(columns | target | {SPLIT: [split] * len(next(iter(target.values())))})
+                if writer is None:
+                    writer = stack.enter_context(pq.ParquetWriter(folder / "table.parquet", part.schema))
+                writer.write_table(part)
+    return config.Table.model_validate(
+        {
+            "kind": "table",
+            "name": dataset.name,
+            "source": (folder / "table.parquet").relative_to(config.project_root()).as_posix(),
+            "target": tuple(targets),
+            "task": TASKS[found.target_kind],
+            "columns": kinds | dataset.columns,
+            "split_column": SPLIT,
+            "decimal": ".",
+            "images": ("images",),
+            "image_size": dataset.image_size,
+            "on_broken": "skip",
+            "not_missing": missing_words(found.class_names if found.target_kind == "class" else ()),
+        }
+    )
+
+
+def _columns(name: str, feature: Any, values: Any) -> dict[str, Any]:
+    """Return a TFDS feature as columns, with human-readable values: a class by its name."""
+    kind = builders.kind_of(feature)
+    if kind == "class":
+        return {name: _texts(np.array([*feature.names, None], object)[values])}  # -1 is none.
+    if kind == "bool":
+        return {name: _texts(map(str, values))}
+    if kind == "text":
+        return {name: _texts(one.decode("utf-8", "replace") for one in values)}
+    if kind == "numbers" and feature.shape:
+        flat = values.reshape(len(values), -1)
+        return {f"{name} {number}": np.ascontiguousarray(column) for number, column in enumerate(flat.T)}
+    return {name: values}
+
+
+def _texts(values: Iterable[str | None]) -> Any:
+    return pa.array(list(values), pa.string())
+
+
+def _saved(images: npt.NDArray[Any], folder: Path) -> list[str]:
+    first = sum(1 for _ in (folder / "images").iterdir())
+    paths = [f"images/{number}" for number in range(first, first + len(images))]
+    for path, image in zip(paths, images, strict=True):
+        (folder / path).write_bytes(image)
+    return paths
+
+
+def _targets(found: builders.Supervised, batch: dict[builders.Place, Any]) -> dict[str, Any]:
+    """Return the target columns: a class by its name, a column for each label or number."""
+    columns: dict[str, Any] = {}
+    for place, feature in found.wanted.items():
+        values, name = batch[place], place[-1]
+        if found.target_kind == "class":
+            columns[name] = _texts(None if value < 0 else found.class_names[int(value)] for value in values)
+        elif builders.kind_of(feature) == "labels":
+            hot = np.zeros((len(values), len(found.class_names)), np.uint8)
+            for row, labels in enumerate(values):
+                hot[row, np.asarray(labels, np.int64)] = 1
+            names = [f"{name}: {label}" for label in found.class_names]
+            columns |= dict(zip(names, hot.T.copy(), strict=True))
+        elif found.target_kind == "labels":
+            columns[name] = np.asarray(values, np.uint8)
+        else:
+            columns |= _columns(name, feature, values)
+    return columns

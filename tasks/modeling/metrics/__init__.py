@@ -1,9 +1,8 @@
-"""Metrics by name: the file is the key, and its ``METRIC`` says how a training and an evaluation compute it. Of
-``top_<k>_accuracy`` there is one for each k, and one of a user's own is named as ``module:function``.
+"""Metrics by name: each file is named after its metric, and its ``METRIC`` defines how training and evaluation compute
+it. ``top_<k>_accuracy`` exists for every k; a custom metric is named as ``module:function``.
 
-``NAME`` is then ``test/NAME`` of an evaluation, and what the gate of the registry can go by. One that a training
-computes, too, is measured there if it is the headline of its task, or if ``train.metrics``, early stopping or the
-checkpoints' monitor name it.
+An evaluation reports metric ``NAME`` as ``test/NAME``, which the registry's gate can use. A training measures the
+headline metric of its task, and the metrics that ``train.metrics``, early stopping or ``checkpoint.monitor`` name.
 """
 
 import importlib
@@ -22,7 +21,7 @@ from tasks.system.errors import UserError
 Labels: TypeAlias = npt.NDArray[Any]
 """As in ``records.PreparedSplit``: (n,) or (n, labels or numbers)."""
 Predictions: TypeAlias = npt.NDArray[np.float64]
-"""(n, num_outputs): logits, or the numbers of a regression."""
+"""(n, num_outputs): logits, or a regression's numbers."""
 
 
 Better: TypeAlias = Literal["higher", "lower"]
@@ -30,32 +29,32 @@ Better: TypeAlias = Literal["higher", "lower"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that says how good predictions are."""
+    """A measure of the quality of predictions."""
 
     better: Better
     tasks: tuple[Task, ...]
-    """That it is a metric of."""
+    """Tasks that the metric applies to."""
     of_predictions: Callable[[Labels, Predictions], float | None]
-    """Takes all labels and outputs of a split; None where the metric says nothing about them."""
+    """Takes all labels and outputs of a split; returns None if the metric is undefined for them."""
     in_training: Callable[[str, Target], Any] | None = None
-    """Makes the ``keras.metrics.Metric`` of a name, inside the strategy's scope; it sums up over batches what gives the
-    same as ``of_predictions``, or comes as near as the file says, and workers add up its variables. None where nothing
-    of the kind does."""
+    """Makes a ``keras.metrics.Metric`` with a given name, inside the strategy's scope. Summed over batches and workers,
+    its variables give the value of ``of_predictions``, exactly or with the error that the file states. None if no such
+    metric exists."""
     more_outputs_than: int = 0
-    """A model must have more outputs, or the metric says nothing."""
+    """The metric is only defined for models with more outputs than this."""
     most_outputs_in_training: int | None = None
-    """A training of a model with more does not measure it."""
+    """A training does not measure the metric for models with more outputs."""
 
 
 def find_metric(name: str, key: str = "the name of a metric") -> Metric:
-    """Return the metric of a name: a file of this folder, a ``top_<k>_accuracy``, or a user's own ``module:function``.
+    """Return a metric: a file of this folder, a ``top_<k>_accuracy``, or a custom ``module:function``.
 
     Args:
-        name: of the metric.
+        name: the metric's name.
         key: the setting that names it, for the message.
 
     Raises:
-        UserError: a user's own that does not exist.
+        UserError: a custom metric does not exist.
     """
     if ":" in name:
         return _own_metric(name, key)
@@ -66,11 +65,11 @@ def find_metric(name: str, key: str = "the name of a metric") -> Metric:
 
 
 def of_keras(kind: str, **options: Any) -> Callable[[str, Target], Any]:
-    """Return what makes a metric of Keras in a training, which imports Keras only there.
+    """Return an ``in_training`` function that makes a Keras metric; it imports Keras only when it is called.
 
     Args:
-        kind: of ``keras.metrics``, such as ``MeanAbsoluteError``.
-        options: of that class.
+        kind: a class of ``keras.metrics``, such as ``MeanAbsoluteError``.
+        options: arguments of that class.
     """
 
     def in_training(name: str, target: Target) -> Any:
@@ -82,7 +81,7 @@ def of_keras(kind: str, **options: Any) -> Callable[[str, Target], Any]:
 
 
 def top_k(k: int) -> Metric:
-    """Return ``top_<k>_accuracy``; it says nothing about up to k classes, of which all would be right."""
+    """Return ``top_<k>_accuracy``; it is undefined for k classes or fewer, where every prediction would be right."""
 
     def of_predictions(labels: Labels, logits: Predictions) -> float | None:
         if logits.shape[1] <= k:
@@ -97,7 +96,7 @@ def top_k(k: int) -> Metric:
         update = metric.update_state
 
         def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-            # TensorFlow's operation knows no other precision.
+            # TensorFlow's operation supports only float32.
             return update(y_true, keras.ops.cast(y_pred, "float32"), sample_weight)
 
         metric.update_state = update_state
@@ -113,23 +112,23 @@ def top_k(k: int) -> Metric:
 
 
 def without_file(settings: config.Settings) -> dict[str, str]:
-    """Return each metric that the settings of a run name, and that is not a file of this folder, and the first key that
+    """Return the metrics that the settings name and that are not files of this folder, each with the first key that
     names it."""
     files = ("loss", *config.names_of("modeling/metrics"))
     return {name: key for name, key in settings.named_metrics.items() if name not in files}
 
 
 def of_task(task: Task, others: Mapping[str, str] | None = None) -> dict[str, Metric]:
-    """Return the metrics of a task by their names: those with a file, and then ``others``, see ``without_file``."""
+    """Return the metrics of a task by name: first those with a file, then ``others``, see ``without_file``."""
     found = {name: find_metric(name) for name in config.names_of("modeling/metrics")}
     found |= {name: find_metric(name, key) for name, key in (others or {}).items()}
     return {name: metric for name, metric in found.items() if task in metric.tasks}
 
 
 def _own_metric(name: str, key: str) -> Metric:
-    """Return a user's own metric: (labels, outputs) of tensors, classes as int32 and numbers in the target's unit -> a
-    number of each example, (n,), whose mean it is. The function's attribute ``better`` says which values are the better
-    ones; without, higher."""
+    """Return a custom metric. Its function maps tensors (labels, outputs), classes as int32 and numbers in the target's
+    unit, to one number per example, (n,); the metric is their mean. The function's attribute ``better`` is ``"higher"``
+    or ``"lower"``; the default is ``"higher"``."""
     function = own_code.load(name, key)
     which: Any = getattr(function, "better", "higher")
     if which not in get_args(Better):
@@ -155,7 +154,7 @@ def _own_metric(name: str, key: str) -> Metric:
         import keras
 
         class OwnMetric(keras.metrics.MeanMetricWrapper):
-            """Ours, so that an exported model names neither it nor the function."""
+            """A class of this project, so that an exported model refers neither to it nor to the function."""
 
         return OwnMetric(each, name=name)
 
@@ -166,13 +165,13 @@ def check(settings: config.Settings, prepared: PreparedDataset, example: tuple[A
     """Refuse metrics that cannot be measured.
 
     Args:
-        settings: all that names a metric is read.
-        prepared: says what the task is.
-        example: labels and outputs of two examples, as a training has them.
+        settings: all settings that name a metric are read.
+        prepared: determines the task.
+        example: labels and outputs of two examples, as in a training.
 
     Raises:
-        UserError: one that is named is not of the task, or is none that a training measures; or one of the user's own
-            that does not exist, cannot be computed, or does not give a number for each example.
+        UserError: a named metric does not apply to the task, or a training cannot measure it; or a custom metric does
+            not exist, cannot be computed, or does not return one number per example.
     """
     for name, key in own_code.metrics_of(settings).items():
         own_code.load_measure(name, key, example, "the mean over all examples is taken of them")
@@ -180,7 +179,7 @@ def check(settings: config.Settings, prepared: PreparedDataset, example: tuple[A
 
 
 def check_gate(settings: config.Settings, prepared: PreparedDataset) -> None:
-    """Raise ``UserError`` when no evaluation measures what the registration goes by."""
+    """Raise ``UserError`` if no evaluation measures ``register.metric``."""
     gate, known = settings.register_.metric, of_task(prepared.target.task, without_file(settings))
     if not settings.register_.enabled:
         return
@@ -195,14 +194,15 @@ def check_gate(settings: config.Settings, prepared: PreparedDataset) -> None:
 
 
 def in_training(settings: config.Settings, prepared: PreparedDataset) -> dict[str, Metric]:
-    """Return the metrics that a training measures, by their names.
+    """Return the metrics that a training measures, by name.
 
     Args:
         settings: ``train.metrics``, ``train.early_stopping`` and ``checkpoint.monitor`` are read.
-        prepared: says what the task is.
+        prepared: determines the task.
 
     Raises:
-        UserError: one that is named is not of the task, or none that a training measures, or not of so many outputs.
+        UserError: a named metric does not apply to the task or to this number of outputs, or a training cannot measure
+            it.
     """
     target = prepared.target
     known = of_task(target.task, without_file(settings))
@@ -230,7 +230,7 @@ def in_training(settings: config.Settings, prepared: PreparedDataset) -> dict[st
 
 
 def _check_outputs(what: str, metric: Metric, prepared: PreparedDataset) -> None:
-    """Refuse a metric that is 1 whatever a model gives."""
+    """Refuse a metric that is always 1."""
     if (count := prepared.target.num_outputs) <= metric.more_outputs_than:
         raise UserError(
             f"{what}: {prepared.name} has {count} classes, of which each example has one among the "
@@ -241,47 +241,45 @@ def _check_outputs(what: str, metric: Metric, prepared: PreparedDataset) -> None
 def compute(
     task: Task, labels: Labels, outputs: Predictions, others: Mapping[str, str] | None = None
 ) -> dict[str, float]:
-    """Return all metrics of a task, and ``others`` (see ``of_task``), that say something about these predictions, by
-    their names."""
+    """Return the defined metrics of a task and of ``others`` (see ``of_task``) by name."""
     found = {name: metric.of_predictions(labels, outputs) for name, metric in of_task(task, others).items()}
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
 class ClassCounts(NamedTuple):
-    """Numbers of examples by class, or by label, (classes,)."""
+    """Numbers of examples by class or label, (classes,)."""
 
     right: npt.NDArray[np.int64]
-    """Of a class, and taken for it."""
+    """Examples of the class that are predicted as this class."""
     taken: npt.NDArray[np.int64]
-    """Taken for a class."""
+    """Examples that are predicted as the class."""
     support: npt.NDArray[np.int64]
-    """Of a class."""
+    """Examples of the class."""
 
     @property
     def precision(self) -> npt.NDArray[np.float64]:
-        """The share that is right of the examples taken for a class; 0 where none is taken for it."""
+        """The share of correct examples among those predicted as a class; 0 if none is."""
         return self.right / np.maximum(self.taken, 1)
 
     @property
     def recall(self) -> npt.NDArray[np.float64]:
-        """The share that is found of the examples of a class; 0 where there is none."""
+        """The share of a class's examples that are predicted as the class; 0 if the class has no examples."""
         return self.right / np.maximum(self.support, 1)
 
     @property
     def f1(self) -> npt.NDArray[np.float64]:
-        """The harmonic mean of both; 0 where it would be 0 / 0."""
+        """The harmonic mean of precision and recall; 0 instead of 0 / 0."""
         harmonic: npt.NDArray[np.float64] = 2 * self.right / np.maximum(self.taken + self.support, 1)
         return harmonic
 
 
-# By hand, and not by scikit-learn, whose import takes 0.4 s of a processor.
+# Computed without scikit-learn, whose import takes 0.4 s of processor time.
 
 
 def count_classes(labels: Labels, logits: Predictions) -> ClassCounts:
-    """Return how many examples are of each class, are taken for it, and both.
+    """Return the numbers of correct, predicted and actual examples of each class.
 
-    An example is taken for the class of its largest logit; for each label whose logit is above 0, where it may have
-    several.
+    The prediction is the class with the largest logit, or, for a multi-label task, each label with a logit above 0.
     """
     if labels.ndim == 1:
         matrix = confusion(labels, logits)
@@ -291,14 +289,14 @@ def count_classes(labels: Labels, logits: Predictions) -> ClassCounts:
 
 
 def confusion(labels: Labels, logits: Predictions) -> npt.NDArray[np.int64]:
-    """Return how many examples of each class, a row, were taken for each class, a column: int64 (classes, classes)."""
+    """Return the confusion matrix, int64 (classes, classes): rows are actual, columns predicted classes."""
     num_classes = logits.shape[1]
     counts = np.bincount(labels * num_classes + logits.argmax(axis=1), minlength=num_classes**2)
     return counts.reshape(num_classes, num_classes)
 
 
 def f1_in_training(average: Literal["macro", "micro"]) -> Callable[[str, Target], Any]:
-    """Return what makes the ``keras.metrics.Metric`` of an F1, which takes labels and logits as a training has them."""
+    """Return an ``in_training`` function that makes an F1 metric of the labels and logits of a training."""
 
     def in_training(name: str, target: Target) -> Any:
         import keras
@@ -318,8 +316,8 @@ def f1_in_training(average: Literal["macro", "micro"]) -> Callable[[str, Target]
 
 
 def of_largest_share(metric: Any, task: Task) -> Any:
-    """Return a ``keras.metrics.Metric`` that takes also labels that are shares, float (n, outputs), of images that are
-    mixed: the class of the largest one, or each label of at least half an image."""
+    """Let a ``keras.metrics.Metric`` also accept shares, float (n, outputs), as labels of mixed images: it uses the
+    class with the largest share, or each label with a share of at least one half."""
     import keras
 
     update = metric.update_state
@@ -336,13 +334,13 @@ def of_largest_share(metric: Any, task: Task) -> Any:
 
 
 def better(name: str) -> Better:
-    """Return which values of a metric such as ``validation/loss`` or ``test/accuracy`` are the better ones."""
+    """Return whether higher or lower values of a metric such as ``validation/loss`` or ``test/accuracy`` are better."""
     kind = name.partition("/")[2]
     return "lower" if kind == "loss" else find_metric(kind).better
 
 
 def by_split(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Return Keras' logs under our names: ``loss`` is ``train/loss``, ``val_loss`` is ``validation/loss``."""
+    """Return Keras' logs under our names: ``loss`` becomes ``train/loss``, ``val_loss`` becomes ``validation/loss``."""
     return {
         f"validation/{name.removeprefix('val_')}" if name.startswith("val_") else f"train/{name}": float(value)
         for name, value in logs.items()
@@ -350,5 +348,5 @@ def by_split(logs: Mapping[str, Any]) -> dict[str, float]:
 
 
 def keras_log_name(name: str) -> str:
-    """Return what Keras' logs call ``train/NAME`` or ``validation/NAME``."""
+    """Return the name of ``train/NAME`` or ``validation/NAME`` in Keras' logs."""
     return name.replace("train/", "").replace("validation/", "val_")

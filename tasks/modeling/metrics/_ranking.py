@@ -1,9 +1,8 @@
-"""What a training sums up of a ranking, which needs all scores of a split at once to be exact: how many examples of a
-class, and how many others, have a score in each of 4,096 bins. Examples in one bin count as equal.
+"""Ranking metrics in a training. Exact values need all scores of a split at once, so a training counts how many
+examples of a class, and how many others, have a score in each of 4,096 bins. Scores in the same bin count as equal.
 
-A bin is 0.0001 wide at a score of 0, and 0.6 % of the score where that is large; scores are the logarithms of odds.
-In float32, counts are whole numbers up to 2**24 examples a bin, and so far the order of batches, and who of several
-workers counts, changes nothing.
+Scores are log-odds. A bin is 0.0001 wide at a score of 0, and 0.6 % of the score for large scores. float32 counts are
+exact up to 2**24 examples per bin; up to then, neither the order of batches nor the split over workers matters.
 """
 
 import math
@@ -14,20 +13,21 @@ from tasks.records import Target
 
 BINS = 4096
 MOST_OUTPUTS = 1_000
-"""Classes or labels: each has 32 KiB of counts, which every step adds to and every checkpoint holds."""
+"""Largest number of classes or labels: each has 32 KiB of counts, which every step updates and every checkpoint holds.
+"""
 LARGEST = 1000.0
-"""Scores beyond count as this one."""
+"""Larger scores are clipped to this."""
 FINEST = 64.0
-"""From a score of 1 divided by this on, a bin is wider the larger the score."""
+"""Above a score of 1 / FINEST, bins get wider with the score."""
 
 
 def of_ranking(measure: Callable[[Any, Any], Any]) -> Callable[[str, Target], Any]:
-    """Return what makes the ``keras.metrics.Metric`` of a ranking in a training.
+    """Return an ``in_training`` function for a ranking metric.
 
     Args:
-        measure: takes how many examples of a class, or label, and how many others are in each bin, float (classes,
-            bins), the lowest scores first; returns the metric of each class, (classes,), and whether it says something
-            about the class. The metric is the mean over those; 0 without any.
+        measure: takes the numbers of examples with and without a class or label in each bin, float (classes, bins),
+            lowest scores first; returns the metric of each class, (classes,), and whether it is defined. The result is
+            the mean over the classes with a defined value, or 0.
     """
 
     def in_training(name: str, target: Target) -> Any:
@@ -73,8 +73,8 @@ def bins(scores: Any) -> Any:
 
 
 def log_odds(logits: Any) -> Any:
-    """Return the logarithm of each class' odds, float (n, classes), 0 where all classes are as likely: its order is
-    that of the softmax, which is 1 in float32 from a logarithm of 17 on.
+    """Return the log-odds of each class, float (n, classes), 0 if all classes are equally likely. Its order is that of
+    the softmax, which float32 rounds to 1 from log-odds of 17 on.
     """
     import keras
 
@@ -85,6 +85,6 @@ def log_odds(logits: Any) -> Any:
     def before(values: Any) -> Any:
         return keras.ops.pad(keras.ops.cumsum(values, axis=-1)[:, :-1], [[0, 0], [1, 0]])
 
-    # Of all other classes, added up from both ends: what is left of a sum of all would be rounded away.
+    # The sum over all other classes, from both ends: subtracting from the total would lose it to rounding.
     others = before(shares) + keras.ops.flip(before(keras.ops.flip(shares, axis=-1)), axis=-1)
     return logits - keras.ops.log(keras.ops.maximum(others / max(num_classes - 1, 1), 1e-37))

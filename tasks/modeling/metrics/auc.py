@@ -1,8 +1,7 @@
-"""The area under the ROC curve: how often an example of a class has a higher score for it than one of another class,
-ties counting half. With more than two classes, or several labels, the mean over them, each against the rest.
+"""The area under the ROC curve: how often an example of a class has a higher score for it than an example of another
+class; ties count half. With more than two classes, or with labels, it is the mean of one-vs-rest areas.
 
-A class that all examples have, or none, has no such area, and is left out. A training measures it by the bins of
-``_ranking``.
+A class that all examples or no examples have is left out. A training measures it with the bins of ``_ranking``.
 """
 
 from typing import Any
@@ -22,8 +21,8 @@ def _of_predictions(labels: Labels, outputs: Predictions) -> float | None:
         own = labels == number if labels.ndim == 1 else labels[:, number] == 1
         num_own, num_others = int(own.sum()), int((~own).sum())
         if num_own and num_others:
-            # Mann and Whitney's statistic, from the ranks of the scores; equal ones share the mean of theirs. The ranks
-            # of scipy.stats are the same, and take 1.2 s of processor time to import.
+            # The Mann-Whitney statistic from the ranks of the scores; ties have their mean rank. scipy.stats computes
+            # the same ranks, but its import takes 1.2 s of processor time.
             _, which, counts = np.unique(scores[:, number], return_inverse=True, return_counts=True)
             ranks = (np.cumsum(counts) - (counts - 1) / 2)[which]
             above = ranks[own].sum() - num_own * (num_own + 1) / 2

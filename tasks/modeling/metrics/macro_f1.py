@@ -1,6 +1,6 @@
-"""The mean over classes, or labels, of F1: the harmonic mean of precision and recall.
+"""The mean over classes or labels of F1, the harmonic mean of precision and recall.
 
-A class without examples that no prediction names counts as 0, as in Keras and scikit-learn.
+A class without examples and without predictions counts as 0, as in Keras and scikit-learn.
 """
 
 from tasks.modeling.metrics import Metric, count_classes, f1_in_training

@@ -1,6 +1,6 @@
-"""The mean over labels of the average precision: that at each place of the ranking where an example has the label.
+"""The mean over labels of the average precision: the precision at each rank of an example with the label, averaged.
 
-A label that no example has is left out. A training measures it by the bins of ``_ranking``.
+A label without examples is left out. A training measures it with the bins of ``_ranking``.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ def _of_predictions(labels: Labels, logits: Predictions) -> float | None:
         order = np.argsort(-logits[:, number], kind="stable")
         scores, own = logits[order, number], labels[order, number] == 1
         if own.any():
-            # Examples with the same score have one place, the last of theirs.
+            # Examples with equal scores share the last of their ranks.
             last = np.flatnonzero(np.append(np.diff(scores) != 0, True))
             hits = own.cumsum()[last]
             found.append(float((np.diff(hits, prepend=0) * hits / (last + 1)).sum() / own.sum()))

@@ -1,4 +1,4 @@
-"""F1 of all labels of all examples together: the harmonic mean of precision and recall."""
+"""F1, the harmonic mean of precision and recall, over all labels of all examples together."""
 
 from tasks.modeling.metrics import Labels, Metric, Predictions, count_classes, f1_in_training
 

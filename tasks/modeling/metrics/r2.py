@@ -1,6 +1,6 @@
-"""The coefficient of determination: 1 for no error, 0 for that of the split's own mean; the mean over the numbers.
+"""The coefficient of determination: 1 without errors, 0 for the error of the split's mean; averaged over the outputs.
 
-It says nothing about a split whose target is one and the same number; a training then measures 0.
+It is undefined for a split with a constant target; a training then measures 0.
 """
 
 from typing import Any
@@ -23,8 +23,8 @@ def _in_training(name: str, target: Target) -> Any:
     import keras
 
     class R2(keras.metrics.Metric):
-        """Sums up in deviations of the training split from its mean. Keras' own, of the numbers as they are, has no
-        digit left in float32 where they are a thousand times as large as their spread, as years are."""
+        """Sums standardized targets. Keras' own R2Score sums raw values and loses all float32 digits if they are a
+        thousand times as large as their spread, such as years."""
 
         def __init__(self) -> None:
             super().__init__(name=name)
@@ -50,7 +50,7 @@ def _in_training(name: str, target: Target) -> Any:
 
         def result(self) -> Any:
             spread = self.squares - keras.ops.square(self.total) / keras.ops.maximum(self.count, 1)
-            # Of numbers that are all the same, rounding leaves some.
+            # With a constant target, rounding leaves a small spread.
             varies = spread > 1e-6 * self.squares
             return keras.ops.mean(keras.ops.where(varies, 1 - self.errors / keras.ops.where(varies, spread, 1), 0))
 

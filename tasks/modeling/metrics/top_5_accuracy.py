@@ -1,4 +1,4 @@
-"""The share of examples whose class is among the five largest logits: of all ``top_<k>_accuracy`` the one that each
+"""The share of examples whose class is among the five largest logits; the only ``top_<k>_accuracy`` that every
 evaluation measures."""
 
 from tasks.modeling.metrics import top_k

@@ -1,16 +1,19 @@
-"""Models by name: the file is the key, and its ``build`` makes the model of a dataset.
+"""Models by name: each file is named after its model, and its ``build`` makes the model for a dataset.
 
-A model of images takes ``build(input_shape, num_classes, **options)`` and gives images (batch, height, width, channels)
--> outputs (batch, num_classes). One of any features takes ``build(features, num_outputs, **options)``, with
-``records.Feature`` by name, and its inputs are named as they are: numbers float (batch, k), categories and words int32
-(batch, k), images float (batch, height, width, channels), numbers and images normalised. A file that says
-``NORMALIZATION`` takes images of no other ``input.normalization``.
+An image model has ``build(input_shape, num_classes, **options)`` and maps images (batch, height, width, channels) ->
+outputs (batch, num_classes). A model of any features has ``build(features, num_outputs, **options)``, with
+``records.Feature`` by name; its inputs have the features' names: numbers float (batch, k), categories and words int32
+(batch, k), images float (batch, height, width, channels), with numbers and images normalised. A file that defines
+``NORMALIZATION`` requires this ``input.normalization``.
 """
 
 import importlib
 import inspect
+import json
 import sys
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,15 +21,15 @@ import numpy as np
 from tasks import config
 from tasks.modeling import own_code
 from tasks.records import Feature, PreparedDataset, as_input
-from tasks.system import upstream
+from tasks.system import machine, upstream
 from tasks.system.errors import UserError, one_line, one_of
 
 
 def find_build(name: str) -> Callable[..., Any]:
-    """Return the ``build`` function that a name stands for.
+    """Return the ``build`` function of a model.
 
     Args:
-        name: a file of this folder, or a user's own ``module:function``, looked for from the project's folder too.
+        name: a file of this folder, or a user's ``module:function``; the project's folder is searched, too.
 
     Raises:
         UserError: the module or the function does not exist, or importing it failed.
@@ -38,36 +41,36 @@ def find_build(name: str) -> Callable[..., Any]:
 
 
 def set_precision(policy: str) -> None:
-    """Make a dtype policy that of every model built from here on, and of losses, metrics and inputs too."""
+    """Set the dtype policy of all models built from here on, and of losses, metrics and inputs."""
     import keras
 
     keras.config.set_dtype_policy(policy)
-    # Keras makes what is not a layer in floatx, whatever the policy says.
+    # Keras uses floatx, not the policy, for everything that is not a layer.
     keras.config.set_floatx("float64" if policy == "float64" else "float32")
 
 
 def takes_features(build: Callable[..., Any]) -> bool:
-    """Return whether a ``build`` takes any features, and not the shape of images."""
+    """Return whether a ``build`` takes features of any kind instead of the shape of images."""
     return next(iter(inspect.signature(build).parameters), None) == "features"
 
 
 def build(model: config.Model, prepared: PreparedDataset, normalization: str) -> Any:
-    """Return a ``keras.Model``, uncompiled: the features of a batch, as prepared -> outputs (batch, num_outputs).
+    """Return an uncompiled ``keras.Model``: features of a batch, as prepared -> outputs (batch, num_outputs).
 
-    Outputs are logits of classes or labels, or the numbers of a regression in their own unit; float32 also under a
-    mixed policy, and float64 under float64. Each build in a process gives the same names.
+    Outputs are logits of classes or labels, or a regression's numbers in their own unit; float32, also under a mixed
+    policy, and float64 under float64. Every build in a process has the same names.
 
-    What normalises images and numbers is the model's first layer, so a batch travels as prepared, one byte a pixel, and
-    whoever loads the model later feeds it the values as they are.
+    The model's first layer normalises images and numbers, so a batch is transferred as prepared, one byte per pixel,
+    and users of the saved model pass raw values.
 
     Args:
         model: the model's name and the keyword arguments of its ``build``.
-        prepared: gives the features with their statistics, and the target.
-        normalization: of images, see ``config.Input.normalization``.
+        prepared: provides the features with their statistics, and the target.
+        normalization: for images, see ``config.Input.normalization``.
 
     Raises:
-        UserError: the model knows no such option, cannot be built with these options and this shape, or takes no such
-            features.
+        UserError: the model has no such option, cannot be built with these options and this shape, or does not accept
+            these features.
     """
     import keras
 
@@ -93,7 +96,7 @@ def build(model: config.Model, prepared: PreparedDataset, normalization: str) ->
     normalized = {name: _normalized(inputs[name], name, feature, normalization) for name, feature in features.items()}
     outputs = core(as_input(normalized))
     if target.mean:
-        # The model learns numbers about 0 and 1, whatever the target's unit is.
+        # The model learns standardized numbers, whatever the target's unit is.
         deviation, full = np.array([one or 1.0 for one in target.deviation]), keras.config.dtype_policy().variable_dtype
         outputs = _rescaling(deviation, np.array(target.mean), "unit", dtype=full)(outputs)
     return keras.Model(as_input(inputs), outputs, name=NAMES[target.task])
@@ -102,8 +105,8 @@ def build(model: config.Model, prepared: PreparedDataset, normalization: str) ->
 def _refuse_unfit(
     model: config.Model, function: Callable[..., Any], prepared: PreparedDataset, normalization: str, only_image: bool
 ) -> None:
-    """Refuse options that the model's function does not know, features that it does not take, and a normalisation that
-    its weights were not trained with."""
+    """Refuse options or features that the model's function does not accept, and a normalisation other than the one its
+    weights were trained with."""
     known = [f"model.options.{name}" for name in list(inspect.signature(function).parameters)[2:]]
     for option in model.options:
         if f"model.options.{option}" not in known:
@@ -126,7 +129,7 @@ NAMES = {"classification": "classifier", "multilabel": "labeler", "regression": 
 
 
 def of_features() -> list[str]:
-    """Return the names of the models that take any features."""
+    """Return the names of the models that take features of any kind."""
     return [name for name in config.names_of("modeling/models") if takes_features(find_build(name))]
 
 
@@ -136,7 +139,7 @@ def _described(features: Mapping[str, Feature]) -> str:
 
 
 def _normalized(values: Any, name: str, feature: Feature, normalization: str) -> Any:
-    """Return what the core takes of a feature."""
+    """Return the normalised values of a feature for the core model."""
     import keras
 
     if feature.kind == "image":
@@ -162,7 +165,33 @@ def _standardizing(mean: Sequence[float], deviation: Sequence[float]) -> tuple[A
 def _rescaling(scale: Any, offset: Any, name: str, dtype: str | None = None) -> Any:
     import keras
 
-    # Rescaling holds constants, no weights: a checkpoint of one normalisation loads into a model of another.
-    # Lists in arrays: TensorFlow makes Python's numbers float32 before it makes them float64, which is 6e-8 off, and an
-    # exported model gets such numbers for arrays without a dimension.
+    # Rescaling holds constants, no weights, so checkpoints do not depend on the normalisation.
+    # Arrays with a dimension: TensorFlow converts Python numbers to float32 before float64, an error of 6e-8, and an
+    # exported model stores arrays without a dimension as such numbers.
     return keras.layers.Rescaling(scale, offset, name=name, dtype=dtype)
+
+
+def check_variables(what: str, path: Path, own_code: bool = False) -> None:
+    """Refuse a model whose variables need more than the free memory, before creating any of them.
+
+    Args:
+        what: the name of the model in the message.
+        path: its .keras file.
+        own_code: whether classes of the user's own may belong to it, which need not tell their sizes in advance.
+
+    Raises:
+        UserError: names the size of the variables.
+        Exception: Keras cannot load the model.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            wanted = upstream.bytes_of_variables(json.loads(archive.read("config.json")))
+    except Exception:
+        if not own_code:
+            raise
+        return
+    if wanted > (free := machine.free_memory()):
+        raise UserError(
+            f"{what}: {path} describes a model whose variables take {wanted:,} bytes, and {free:,} bytes of memory are "
+            "free"
+        )

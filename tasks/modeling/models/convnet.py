@@ -2,6 +2,8 @@
 
 import keras
 
+from tasks.modeling.models._layers import dropped, output_layer
+
 
 def build(input_shape: tuple[int, ...], num_classes: int, dropout: float = 0.0) -> keras.Model:
     """Return images (batch, height, width, channels) -> logits (batch, num_classes), of the policy's variable dtype."""
@@ -10,8 +12,5 @@ def build(input_shape: tuple[int, ...], num_classes: int, dropout: float = 0.0) 
     x = keras.layers.MaxPooling2D(name="pool1")(x)
     x = keras.layers.Flatten(name="flatten")(x)
     x = keras.layers.Dense(64, activation="relu", name="dense1")(x)
-    if dropout:
-        x = keras.layers.Dropout(dropout, name="dropout1")(x)
-    full = keras.config.dtype_policy().variable_dtype
-    logits = keras.layers.Dense(num_classes, dtype=full, name="logits")(x)
-    return keras.Model(images, logits, name="convnet")
+    x = dropped(x, dropout, "dropout1")
+    return keras.Model(images, output_layer(num_classes)(x), name="convnet")

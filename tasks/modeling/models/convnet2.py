@@ -2,12 +2,14 @@
 
 import keras
 
+from tasks.modeling.models._layers import dropped, output_layer
+
 
 def build(input_shape: tuple[int, ...], num_classes: int, dropout: float = 0.0, padding: str = "valid") -> keras.Model:
     """Return images (batch, height, width, channels) -> logits (batch, num_classes), of the policy's variable dtype.
 
-    The tutorial pads nothing. Images of fewer than 10 pixels a side then leave nothing to the second pool: give them
-    ``padding`` ``same``.
+    The tutorial uses no padding. Images with a side of less than 10 pixels are then too small for the second pool and
+    need ``padding`` ``same``.
     """
     images = keras.Input(input_shape, name="image")
     x = images
@@ -16,8 +18,5 @@ def build(input_shape: tuple[int, ...], num_classes: int, dropout: float = 0.0, 
         x = keras.layers.MaxPooling2D(name=f"pool{i}")(x)
     x = keras.layers.Flatten(name="flatten")(x)
     x = keras.layers.Dense(64, activation="relu", name="dense1")(x)
-    if dropout:
-        x = keras.layers.Dropout(dropout, name="dropout1")(x)
-    full = keras.config.dtype_policy().variable_dtype
-    logits = keras.layers.Dense(num_classes, dtype=full, name="logits")(x)
-    return keras.Model(images, logits, name="convnet2")
+    x = dropped(x, dropout, "dropout1")
+    return keras.Model(images, output_layer(num_classes)(x), name="convnet2")

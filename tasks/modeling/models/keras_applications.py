@@ -1,5 +1,5 @@
-"""An architecture of keras.applications without its top, under one dense layer; ``model.initial`` can be the file of
-its weights (``FILE.h5``: those that Keras offers end in ``_notop.h5`` or ``_no_top.h5``)."""
+"""An architecture of keras.applications without its top, followed by a dense layer. ``model.initial`` can be its
+weights file (``FILE.h5``; names of Keras' own files end in ``_notop.h5`` or ``_no_top.h5``)."""
 
 import importlib
 import inspect
@@ -8,8 +8,10 @@ from typing import Any
 
 import keras
 
+from tasks.modeling.models._layers import dropped, output_layer
+
 NORMALIZATION = "none"
-"""Each architecture has a preprocessing of its own, of pixels as they are."""
+"""Each architecture preprocesses raw pixels in its own way."""
 
 
 def build(
@@ -22,19 +24,19 @@ def build(
     """Return images (batch, height, width, channels), 0 to 255 -> logits (batch, num_classes), of the policy's variable
     dtype.
 
-    The architecture is the layer ``backbone``: ``model.freeze=[backbone]`` trains the last layer alone.
+    The architecture is the layer ``backbone``: ``model.freeze=[backbone]`` trains only the last layer.
 
     Args:
-        input_shape: height and width, which Keras wants to be 32 at least (for some 71 or 75), and 1 or 3 channels; a
-            single one is taken for red, green and blue alike, for weights are of coloured images.
-        num_classes: outputs.
+        input_shape: height and width, at least 32 (for some architectures 71 or 75), and 1 or 3 channels; a single
+            channel is used as red, green and blue, because the weights expect colour images.
+        num_classes: number of outputs.
         architecture: a function of keras.applications, such as ``ResNet50``.
-        arguments: more for that function, such as ``{alpha: 0.35}`` for ``MobileNetV2``.
-        dropout: before the last layer.
+        arguments: further arguments of that function, such as ``{alpha: 0.35}`` for ``MobileNetV2``.
+        dropout: rate before the last layer.
 
     Raises:
-        ValueError: no such architecture, or it cannot have this shape.
-        TypeError: it takes no such argument.
+        ValueError: the architecture does not exist or does not support this shape.
+        TypeError: the architecture does not have such an argument.
     """
     makes = getattr(keras.applications, architecture, None)
     if not inspect.isfunction(makes):
@@ -48,13 +50,10 @@ def build(
     images = keras.Input(input_shape, name="image")
     x = images if input_shape[2] == 3 else keras.layers.Concatenate(name="coloured")([images] * 3)
     x = backbone(importlib.import_module(makes.__module__).preprocess_input(x))
-    if dropout:
-        x = keras.layers.Dropout(dropout, name="dropout")(x)
-    full = keras.config.dtype_policy().variable_dtype
-    logits = keras.layers.Dense(num_classes, dtype=full, name="logits")(x)
-    return keras.Model(images, logits, name="keras_applications")
+    x = dropped(x, dropout, "dropout")
+    return keras.Model(images, output_layer(num_classes)(x), name="keras_applications")
 
 
 def architectures() -> list[str]:
-    """Return the names that ``architecture`` can be."""
+    """Return the allowed values of ``architecture``."""
     return [name for name, _ in inspect.getmembers(keras.applications, inspect.isfunction)]

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import keras
 
+from tasks.modeling.models._layers import dropped, output_layer
+
 
 def build(
     input_shape: tuple[int, ...],
@@ -20,11 +22,7 @@ def build(
         x = keras.layers.Conv2D(width, 3, activation="relu", kernel_initializer="he_normal", name=f"conv{i}")(x)
         x = keras.layers.MaxPooling2D(name=f"pool{i}")(x)
     x = keras.layers.Flatten(name="flatten")(x)
-    if dropout:
-        x = keras.layers.Dropout(dropout, name="dropout1")(x)
+    x = dropped(x, dropout, "dropout1")
     x = keras.layers.Dense(units, activation="relu", kernel_initializer="he_normal", name="dense1")(x)
-    if dropout:
-        x = keras.layers.Dropout(dropout, name="dropout2")(x)
-    full = keras.config.dtype_policy().variable_dtype
-    logits = keras.layers.Dense(num_classes, dtype=full, name="logits")(x)
-    return keras.Model(images, logits, name="lenet")
+    x = dropped(x, dropout, "dropout2")
+    return keras.Model(images, output_layer(num_classes)(x), name="lenet")

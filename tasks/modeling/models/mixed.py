@@ -1,7 +1,7 @@
-"""Any mixture of features: each becomes a vector, and a perceptron takes them together. The default for tables.
+"""Any mixture of features: each feature becomes a vector, and a perceptron takes all vectors. The default for tables.
 
-Numbers stay as they are, a category and a word have an embedding, of the words of a text the mean, and images pass
-convolutions (https://keras.io/examples/structured_data/ has the parts).
+Numbers are used directly, categories and words have embeddings, a text is the mean of its words' embeddings, and images
+pass through convolutions (parts from https://keras.io/examples/structured_data/).
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from tasks.modeling.models._features import embed_categories, inputs_of, mean_of_words, output_layer
+from tasks.modeling.models._layers import dropped, embed_categories, inputs_of, mean_of_words, output_layer
 from tasks.records import Feature, as_input
 
 
@@ -23,8 +23,8 @@ def build(
 ) -> keras.Model:
     """Return features by name -> outputs (batch, num_outputs), of the policy's variable dtype.
 
-    ``units`` has one number a dense layer and ``filters`` one a convolution; words have embeddings twice as wide as
-    categories.
+    ``units`` has a number per dense layer and ``filters`` a number per convolution; embeddings of words are twice as
+    wide as those of categories.
     """
     inputs = inputs_of(features)
     vectors: list[Any] = []
@@ -46,6 +46,5 @@ def build(
     x = keras.layers.Concatenate(name="together")(vectors) if len(vectors) > 1 else vectors[0]
     for place, width in enumerate(units, start=1):
         x = keras.layers.Dense(width, activation="relu", name=f"dense{place}")(x)
-        if dropout:
-            x = keras.layers.Dropout(dropout, name=f"dropout{place}")(x)
+        x = dropped(x, dropout, f"dropout{place}")
     return keras.Model(as_input(inputs), output_layer(num_outputs)(x), name="mixed")

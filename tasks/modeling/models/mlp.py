@@ -1,8 +1,10 @@
-"""Multilayer perceptron 784-256-256-10 of the Keras distributed-training guide, shaped by the dataset."""
+"""Multilayer perceptron 784-256-256-10 of Keras' guide to distributed training, adapted to the dataset's shape."""
 
 from collections.abc import Sequence
 
 import keras
+
+from tasks.modeling.models._layers import dropped, output_layer
 
 
 def build(
@@ -13,9 +15,5 @@ def build(
     x = keras.layers.Flatten(name="flatten")(images)
     for i, width in enumerate(units, start=1):
         x = keras.layers.Dense(width, activation="relu", name=f"dense{i}")(x)
-        if dropout:
-            x = keras.layers.Dropout(dropout, name=f"dropout{i}")(x)
-    # Not of half precision under a mixed policy: the loss needs the logits' full precision.
-    full = keras.config.dtype_policy().variable_dtype
-    logits = keras.layers.Dense(num_classes, dtype=full, name="logits")(x)
-    return keras.Model(images, logits, name="mlp")
+        x = dropped(x, dropout, f"dropout{i}")
+    return keras.Model(images, output_layer(num_classes)(x), name="mlp")

@@ -5,8 +5,10 @@ from typing import Any
 
 import keras
 
+from tasks.modeling.models._layers import dropped, output_layer
+
 LARGE = 96
-"""Pixels a side from which on images begin as those of ImageNet do in the paper."""
+"""Smallest side, in pixels, of images that use the paper's ImageNet stem."""
 
 
 def build(
@@ -18,19 +20,20 @@ def build(
 ) -> keras.Model:
     """Return images (batch, height, width, channels) -> logits (batch, num_classes), of the policy's variable dtype.
 
-    Each stage has twice as many filters as the one before. Small images have three stages (section 4.2: the depth is
-    6 * blocks_per_stage + 2); those of 96 pixels a side or more have four, after a convolution of 7 x 7 and a pool that
-    quarter them (table 1: with 64 filters, 2 blocks are ResNet-18, and [3, 4, 6, 3] are ResNet-34).
+    Each stage has twice as many filters as the stage before. For small images there are three stages (section 4.2: the
+    depth is 6 * blocks_per_stage + 2). For images of 96 pixels a side or more, a 7 x 7 convolution and a pool reduce
+    each side to a quarter, and four stages follow (table 1: with 64 filters, 2 blocks are ResNet-18, and [3, 4, 6, 3]
+    are ResNet-34).
 
     Args:
         input_shape: height, width and channels.
-        num_classes: outputs.
-        blocks_per_stage: of two convolutions; one number for all stages, or one for each.
-        filters: of the first stage.
-        dropout: before the last layer.
+        num_classes: number of outputs.
+        blocks_per_stage: blocks of two convolutions; a number for all stages, or a list with a number for each.
+        filters: filters of the first stage.
+        dropout: rate before the last layer.
 
     Raises:
-        ValueError: not as many numbers of blocks as stages.
+        ValueError: the list of blocks does not have one number per stage.
     """
     large = min(input_shape[:2]) >= LARGE
     stages = 4 if large else 3
@@ -44,11 +47,8 @@ def build(
             strides = 2 if stage and not block else 1
             x = _block(x, filters * 2**stage, strides, f"stage{stage + 1}_block{block + 1}")
     x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
-    if dropout:
-        x = keras.layers.Dropout(dropout, name="dropout")(x)
-    full = keras.config.dtype_policy().variable_dtype
-    logits = keras.layers.Dense(num_classes, dtype=full, name="logits")(x)
-    return keras.Model(images, logits, name="resnet")
+    x = dropped(x, dropout, "dropout")
+    return keras.Model(images, output_layer(num_classes)(x), name="resnet")
 
 
 def _block(x: Any, filters: int, strides: int, name: str) -> Any:
@@ -60,7 +60,7 @@ def _block(x: Any, filters: int, strides: int, name: str) -> Any:
 
 def _convolution(x: Any, filters: int, size: int, strides: int, name: str, activation: str | None = "relu") -> Any:
     x = keras.layers.Conv2D(filters, size, strides, padding="same", use_bias=False, name=f"{name}_conv")(x)
-    # The mean of the last few dozen steps: that of Keras' 0.99 takes hundreds to settle, and until then the model
-    # validates at chance.
+    # A mean over the last few dozen steps: with Keras' 0.99 it takes hundreds of steps to settle, and until then the
+    # model validates at chance level.
     x = keras.layers.BatchNormalization(momentum=0.9, name=f"{name}_norm")(x)
     return keras.layers.ReLU(name=f"{name}_relu")(x) if activation else x

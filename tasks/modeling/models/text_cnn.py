@@ -1,11 +1,11 @@
-"""Convolutions over words and the largest of each (Kim, "Convolutional Neural Networks for Sentence Classification",
-2014: widths 3, 4 and 5 with 100 filters each, and dropout of a half, on embeddings that are learned: CNN-rand)."""
+"""Convolutions over words with max pooling (Kim, "Convolutional Neural Networks for Sentence Classification", 2014:
+widths 3, 4 and 5 with 100 filters each, a dropout of 0.5, and learned embeddings: CNN-rand)."""
 
 from collections.abc import Mapping, Sequence
 
 import keras
 
-from tasks.modeling.models._features import inputs_of, output_layer
+from tasks.modeling.models._layers import dropped, inputs_of, output_layer
 from tasks.records import Feature, as_input
 
 
@@ -19,8 +19,8 @@ def build(
 ) -> keras.Model:
     """Return words int32 (batch, length) -> outputs (batch, num_outputs), of the policy's variable dtype.
 
-    The paper's embeddings have 300 numbers. Its limit on the norm of the last layer's weights is left out, as Zhang and
-    Wallace found it to do little ("A Sensitivity Analysis", 2015).
+    The paper's embeddings have 300 dimensions. Its limit on the norm of the last layer's weights is left out, because
+    Zhang and Wallace found that it has little effect ("A Sensitivity Analysis", 2015).
 
     Raises:
         ValueError: a feature is not text.
@@ -37,6 +37,5 @@ def build(
             )
             largest.append(keras.layers.GlobalMaxPooling1D(name=f"{name}_largest{width}")(x))
     x = keras.layers.Concatenate(name="together")(largest) if len(largest) > 1 else largest[0]
-    if dropout:
-        x = keras.layers.Dropout(dropout, name="dropout")(x)
+    x = dropped(x, dropout, "dropout")
     return keras.Model(as_input(inputs), output_layer(num_outputs)(x), name="text_cnn")

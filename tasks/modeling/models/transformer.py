@@ -1,12 +1,12 @@
-"""A small transformer's encoder for a text, as in Keras' example "Text classification with Transformer"
-(https://keras.io/examples/nlp/text_classification_with_transformer/), which has its sizes; padding is masked."""
+"""A small transformer encoder for a text, with the sizes of Keras' example "Text classification with Transformer"
+(https://keras.io/examples/nlp/text_classification_with_transformer/); padding is masked."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 
-from tasks.modeling.models._features import inputs_of, mean_of_words, output_layer
+from tasks.modeling.models._layers import dropped, inputs_of, mean_of_words, output_layer
 from tasks.records import Feature, as_input
 
 
@@ -21,10 +21,10 @@ def build(
 ) -> keras.Model:
     """Return words int32 (batch, length) -> outputs (batch, num_outputs), of the policy's variable dtype.
 
-    It takes seven: those with a default are ``model.options``.
+    The arguments with a default are ``model.options``.
 
     Raises:
-        ValueError: there is another feature than one text.
+        ValueError: the features are not a single text.
     """
     if len(features) != 1 or next(iter(features.values())).kind != "text":
         raise ValueError(f"takes one text, and not {', '.join(features)}: give model.name=mixed")
@@ -37,22 +37,18 @@ def build(
     for block in range(1, blocks + 1):
         x = _block(x, there, f"block{block}", heads, units, dropout)
     x = mean_of_words(words, x)
-    x = _dropped(x, dropout, "dropout1")
+    x = dropped(x, dropout, "dropout1")
     x = keras.layers.Dense(20, activation="relu", name="dense")(x)
-    x = _dropped(x, dropout, "dropout2")
+    x = dropped(x, dropout, "dropout2")
     return keras.Model(as_input(inputs), output_layer(num_outputs)(x), name="transformer")
 
 
 def _block(x: Any, there: Any, name: str, heads: int, units: int, dropout: float) -> Any:
     embedding = x.shape[-1]
     attention = keras.layers.MultiHeadAttention(heads, embedding, name=f"{name}_attention")
-    attended = _dropped(attention(x, x, attention_mask=there), dropout, f"{name}_dropout1")
+    attended = dropped(attention(x, x, attention_mask=there), dropout, f"{name}_dropout1")
     x = keras.layers.LayerNormalization(epsilon=1e-6, name=f"{name}_norm1")(x + attended)
     dense = keras.layers.Dense(units, activation="relu", name=f"{name}_dense1")(x)
     dense = keras.layers.Dense(embedding, name=f"{name}_dense2")(dense)
-    dense = _dropped(dense, dropout, f"{name}_dropout2")
+    dense = dropped(dense, dropout, f"{name}_dropout2")
     return keras.layers.LayerNormalization(epsilon=1e-6, name=f"{name}_norm2")(x + dense)
-
-
-def _dropped(x: Any, dropout: float, name: str) -> Any:
-    return keras.layers.Dropout(dropout, name=name)(x) if dropout else x

@@ -1,11 +1,11 @@
-"""A linear model and a perceptron on embeddings, added (Cheng et al., "Wide & Deep Learning for Recommender Systems",
-2016, section 3), for numbers and categories. The paper's crossed columns are columns of your table."""
+"""The sum of a linear model and a perceptron on embeddings (Cheng et al., "Wide & Deep Learning for Recommender
+Systems", 2016, section 3), for numbers and categories. Add the paper's crossed columns to your table."""
 
 from collections.abc import Mapping, Sequence
 
 import keras
 
-from tasks.modeling.models._features import embed_categories, inputs_of, output_layer
+from tasks.modeling.models._layers import dropped, embed_categories, inputs_of, output_layer
 from tasks.records import Feature, as_input
 
 
@@ -18,7 +18,7 @@ def build(
 ) -> keras.Model:
     """Return features by name -> outputs (batch, num_outputs), of the policy's variable dtype.
 
-    The paper has ``units`` of 1024, 512 and 256, for 500 billion examples.
+    The paper uses ``units`` of 1024, 512 and 256 for 500 billion examples.
 
     Raises:
         ValueError: a feature is neither numbers nor categories.
@@ -37,8 +37,7 @@ def build(
     x = keras.layers.Concatenate(name="together")(deep) if len(deep) > 1 else deep[0]
     for place, width in enumerate(units, start=1):
         x = keras.layers.Dense(width, activation="relu", name=f"dense{place}")(x)
-        if dropout:
-            x = keras.layers.Dropout(dropout, name=f"dropout{place}")(x)
+        x = dropped(x, dropout, f"dropout{place}")
     full = keras.config.dtype_policy().variable_dtype
     logits = keras.layers.Add(dtype=full, name="logits")([*wide, output_layer(num_outputs, "deep")(x)])
     return keras.Model(as_input(inputs), logits, name="wide_deep")

@@ -1,30 +1,31 @@
 """Jobs: hands a run to a cluster that someone else operates, and follows it there.
 
-Each file in this folder is an engine: a module with the names of `Engine`. What it hands over is a template beside it.
+Each file in this folder is an engine: a module with `OPTIONS`, `FILE`, `write`, `submit`, `state`, `cancel` and `logs`,
+as `slurm` has them; with `OWN`, it passes on all options but these. What it hands over is a template beside it.
 A job has a folder in mlruns/jobs/ with the file that was handed over, its log and its record, `job.json`.
 """
 
-import contextlib
 import importlib
+import re
 import secrets
 import shlex
 import shutil
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
 from tasks import config, records
-from tasks.system import clock
 from tasks.system.errors import StratagemError, UserError, one_of
 
 FOLDER = Path("mlruns/jobs")
-# Files in a job's folder: the run's settings as a recipe, and what the nodes look for, see `engines.slurm.TOKEN`.
-SETTINGS_FILE, TOKEN_FILE = "settings.yaml", "token"
+SETTINGS_FILE = "settings.yaml"
+"""In a job's folder: the run's settings as a recipe."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Request:
     options: Mapping[str, str]
     """Values of the engine's ``OPTIONS`` by name, such as `nodes` and `time`."""
     folder: Path
-    """The job's own folder, with its script, its log, `SETTINGS_FILE` and `TOKEN_FILE`."""
+    """The job's own folder, with its script, its log and `SETTINGS_FILE`."""
 
     @property
     def num_processes(self) -> int:
@@ -50,51 +51,33 @@ class Request:
         return yaml.safe_dump(self.settings.model_dump(mode="json", by_alias=True), sort_keys=False)
 
 
-class Engine(Protocol):
-    """The names that a module of this package defines."""
+def ask(launcher: str, command: Sequence[str], install: str, silent: Collection[str], see: str) -> str:
+    """Return what an engine's command prints.
 
-    OPTIONS: Mapping[str, str]
-    """The options that it knows, and what each means."""
-    FILE: str
-    """The name of the file to hand over."""
+    Args:
+        launcher: the engine's name.
+        command: the words.
+        install: what to do where the command is not installed.
+        silent: words of a command whose server does not answer.
+        see: the command that says more then.
 
-    def write(self, request: Request) -> str:
-        """Return the text of the file to hand over.
-
-        Raises:
-            UserError: an option has a wrong value.
-        """
-
-    def submit(self, file: Path) -> tuple[str, tuple[str, ...]]:
-        """Hand a file over; if that fails, leave nothing with the engine.
-
-        Return the job's id there, and the words that lead the engine's commands to it, such as ``--namespace team``.
-
-        Raises:
-            UserError: the engine is not installed here, or refuses the job.
-            StratagemError: the engine does not answer.
-        """
-
-    def state(self, job: records.Job) -> tuple[str, str]:
-        """Return a job's state in the engine's word, and details; ("", "") for a job that the engine has forgotten.
-
-        Raises:
-            StratagemError: the engine does not answer.
-        """
-
-    def cancel(self, job: records.Job) -> None:
-        """End a job; its processes save their step first.
-
-        Raises:
-            StratagemError: the engine does not answer, or refuses.
-        """
-
-    def logs(self, job: records.Job) -> str | None:
-        """Return what the job's processes have printed so far; None if they have not begun.
-
-        Raises:
-            StratagemError: the engine does not answer.
-        """
+    Raises:
+        UserError: it is not installed, or refuses what was asked.
+        StratagemError: its server does not answer.
+    """
+    name = f"launcher {launcher}: `{command[0]}`"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except FileNotFoundError:
+        raise UserError(f"{name} is not on the PATH. {install}") from None
+    except subprocess.TimeoutExpired:
+        raise StratagemError(f"{name} gave no answer within 120 s") from None
+    said = " ".join(done.stderr.split())
+    if done.returncode and any(one in said for one in silent):
+        raise StratagemError(f"{name} cannot reach its server ({said}). `{see}` shows more")
+    if done.returncode:
+        raise UserError(f"{name} fails ({said})")
+    return done.stdout
 
 
 def number(options: dict[str, str], name: str, default: int) -> int:
@@ -105,7 +88,7 @@ def number(options: dict[str, str], name: str, default: int) -> int:
     """
     text = options.pop(name, str(default))
     if not text.isdecimal() or not int(text):
-        raise UserError(f"{name} = {text}: give a number from 1 on")
+        raise UserError(f"{name} = {text}: give a whole number of at least 1")
     return int(text)
 
 
@@ -124,7 +107,7 @@ def render(template: str, **values: object) -> str:
     return environment.get_template(template).render(values)
 
 
-def find_engine(name: str) -> Engine:
+def find_engine(name: str) -> Any:
     """Return an engine by its name.
 
     Raises:
@@ -133,9 +116,7 @@ def find_engine(name: str) -> Engine:
     known = config.names_of("operations/submission")
     if name not in known:
         raise UserError(one_of("launcher", name, known))
-    found: Any = importlib.import_module(f"tasks.operations.submission.{name}")
-    engine: Engine = found
-    return engine
+    return importlib.import_module(f"tasks.operations.submission.{name}")
 
 
 def submit(
@@ -154,18 +135,21 @@ def submit(
         StratagemError: the engine does not answer.
     """
     found = find_engine(engine)
-    for name in options:
-        if name not in found.OPTIONS:
+    for name, value in options.items():
+        own = getattr(found, "OWN", None)  # Only engines that pass on other options have it.
+        if name not in found.OPTIONS and (own is None or not re.fullmatch("[a-z][a-z-]*", name)):
             raise UserError(one_of(f"option of --launcher {engine}", name, found.OPTIONS))
+        if own is not None and name in own:
+            raise UserError(f"--option {name}: `stratagem submit` sets {', '.join(f'--{one}' for one in own)} itself")
+        if not value.isprintable():  # A line of its own would be another directive of the script.
+            raise UserError(f"{name} = {value!r}: remove line breaks and other control characters")
     folder = config.project_root().resolve() / FOLDER / secrets.token_hex(4)
     request = Request(f"{settings.dataset.name}-{settings.strategy.kind}", settings, options, folder)
-    text = found.write(request)
+    text: str = found.write(request)
     if only_write:
         return text, None
     folder.mkdir(parents=True, mode=0o700)
-    job = None
     try:
-        (folder / TOKEN_FILE).write_text(folder.name, encoding="ascii")
         (folder / SETTINGS_FILE).write_text(request.recipe, encoding="utf-8")
         (folder / found.FILE).write_text(text, encoding="utf-8")
         job_id, place = found.submit(folder / found.FILE)
@@ -176,26 +160,18 @@ def submit(
             name=request.name,
             folder=str(FOLDER / folder.name),
             num_processes=request.num_processes,
-            submitted_at=clock.now(),
+            submitted_at=records.now(),
         )
         records.save(job, folder / "job.json")
     except BaseException:
-        if job is not None:  # Without its record nobody would know of it.
-            with contextlib.suppress(StratagemError):
-                found.cancel(job)
         shutil.rmtree(folder)
         raise
     return text, job
 
 
 def jobs() -> list[records.Job]:
-    """Return the jobs that were handed over from this project, the newest first; name damaged records on stderr."""
-    found = []
-    for file in (config.project_root() / FOLDER).glob("*/job.json"):
-        try:
-            found.append(records.load(records.Job, file))
-        except StratagemError:
-            print(f"{file} is damaged, so nothing is known of this job", file=sys.stderr)
+    """Return the jobs that were handed over from this project, the newest first."""
+    found = [records.load(records.Job, file) for file in (config.project_root() / FOLDER).glob("*/job.json")]
     return sorted(found, key=lambda job: job.submitted_at, reverse=True)
 
 
@@ -209,7 +185,7 @@ def find_job(job_id: str) -> records.Job:
     for job in known:
         if job_id in (job.id, "latest"):
             return job
-    see = None if known else "None was submitted from this project: `stratagem submit` does"
+    see = None if known else "None was submitted from this project: use `stratagem submit`"
     raise UserError(one_of("job", job_id, [job.id for job in known], see))
 
 
@@ -232,7 +208,7 @@ def logs(job: records.Job) -> str:
         UserError: they have printed nothing yet.
         StratagemError: its engine does not answer.
     """
-    printed = find_engine(job.engine).logs(job)
+    printed: str | None = find_engine(job.engine).logs(job)
     if printed is None:
-        raise UserError(f"job {job.id} has printed nothing yet: it is {state(job).state}")
+        raise UserError(f"job {job.id} has printed nothing yet: its state is {state(job).state}")
     return printed

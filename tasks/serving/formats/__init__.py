@@ -1,8 +1,8 @@
-"""Formats that a trained model is exported to, by name: the file is the key, and its ``FORMAT`` says how a model
-becomes files, and how these are loaded back to give outputs.
+"""Export formats for trained models: each file in this folder is a format of the same name, and its ``FORMAT`` writes
+a model to files and loads them back.
 
-``stratagem export RUN --format NAME`` has it then: every export is loaded back, and compared with Keras on the test
-split.
+``stratagem models export RUN --format NAME`` uses the format, loads every export back and compares it with Keras on the
+test split.
 """
 
 import importlib
@@ -18,48 +18,82 @@ from typing import Any
 from tasks import config
 from tasks.system.errors import UserError, one_of
 
+PROGRAM = '''\
+"""Predicts images, texts, rows of tables or arrays with the model in this folder.
+
+    python FOLDER/predict.py photo.jpg photos/     # a JSON line for each file
+    python FOLDER/predict.py rows.csv              # for each row; so of .tsv, .jsonl, .parquet; of .txt for each line
+    python FOLDER/predict.py arrays.npz            # as they were prepared, by name; .npy where there is one alone
+
+``-`` is standard input: rows of CSV or JSON, lines of text, names of images or one image; no arrays. The exit code is 1
+where an example has an error in place of a prediction. In a program ``load(FOLDER)`` returns a ``Predictor``. It needs
+NumPy, Pillow for images, pandas for datetimes and Parquet, and what runs the model.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # Python looks there by itself only for a program.
+from PACKAGE.program import Predictor, main, verify
+
+del sys.path[0]
+
+
+LOAD_MODEL
+
+def load(folder: str | os.PathLike[str]) -> Predictor:
+    """Return the model of a folder, whose files must be those that were exported."""
+    verify(Path(folder))
+    return Predictor(Path(folder), load_model(Path(folder)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__, lambda: load(Path(__file__).parent), sys.argv[1:]))
+'''
+
 
 @dataclass(frozen=True)
 class Format:
-    """How a trained model lies in files, for whoever uses it elsewhere."""
+    """How to write a trained model to files, and how to load them elsewhere."""
 
     write: Callable[[Any, Path, Path], object]
-    """Takes the ``keras.Model``, the .keras file that it was loaded from, and an empty folder, which it fills. What it
-    raises is printed as the reason why this model has no such format."""
+    """Takes the ``keras.Model``, the .keras file that it was loaded from, and an empty folder, which it fills. Any
+    exception is reported as the reason why the model does not support the format."""
     load: Callable[[Path], Callable[[Any], Any]]
-    """Takes the folder; returns a function from a batch, an array or a dict of them as the Keras model takes it, to
-    outputs of the same shape. It is called ``load_model`` and stands alone, because its lines go with each export to
-    where nothing of this project is. They may name ``Any``, ``Callable`` and ``Path``, and import all else."""
+    """Takes the folder; returns a function from a batch (an array or a dict of arrays, as for the Keras model) to
+    outputs of the same shape. Must be named ``load_model`` and be self-contained, because its source is copied into
+    each export: it may use ``Any``, ``Callable`` and ``Path``, and must import everything else."""
     packages: tuple[str, ...] = ()
-    """What it imports of its extra in pyproject.toml."""
+    """The packages of its extra in pyproject.toml that it imports."""
     refuses: Mapping[str, str] = field(default_factory=dict)
-    """By ``train.dtype_policy``: why a model that was trained with it has no such format."""
+    """By ``train.dtype_policy``: why a model that was trained with it does not support the format."""
     rounds: bool = False
-    """Whether its weights are rounded, so that its outputs are not Keras': the metrics of both on the whole test split
-    are stated in place of a difference that is allowed."""
+    """Whether it rounds the weights, so that the outputs differ from Keras': then the metrics of both on the whole test
+    split are reported, instead of limiting the difference."""
     extra: str | None = None
-    """The extra that it shares with another format; None where it has one of its own name, or needs none."""
+    """The extra that it shares with another format; None if its extra has the format's name, or it needs none."""
 
 
 def find_format(name: str) -> Format:
-    """Return the format of a name, a file of this folder. No framework is imported before it is used.
+    """Return a format by name, without importing a framework.
 
     Raises:
-        UserError: there is none, or a package that it needs is not installed.
+        UserError: the format does not exist, or a package that it needs is not installed.
     """
     known = config.names_of("serving/formats")
     if name not in known:
         raise UserError(one_of("export format", name, known))
     found: Format = importlib.import_module(f"tasks.serving.formats.{name}").FORMAT
     if missing := [package for package in found.packages if importlib.util.find_spec(package) is None]:
-        raise UserError(
-            f"--format {name} needs {' and '.join(missing)}, not installed here: {_remedy(found.extra or name)}"
-        )
+        raise UserError(f"--format {name} needs {' and '.join(missing)}, not installed: {_remedy(found.extra or name)}")
     return found
 
 
 def _remedy(name: str) -> str:
-    """Return how an extra is installed: of a checkout, or by the packages that the installed one names."""
+    """Return how to install an extra: from a checkout, or by the packages that the installed one names."""
     if (config.code_root() / "pyproject.toml").is_file():
         return (
             f"install requirements.lock (`make setup`), or the extra '{name}' alone: `pip install -e '.[{name}]'` in "
@@ -71,11 +105,5 @@ def _remedy(name: str) -> str:
 
 
 def program(format: Format, package: str) -> str:
-    """Return the text of predict.py of an exported folder: _predict.py with the format's ``load_model``, and with the
-    copy of tasks.data.encoding that lies beside it."""
-    text = Path(__file__).with_name("_predict.py").read_text(encoding="utf-8")
-    own, other = "from tasks.data.encoding", "from tasks.serving.formats.keras import load_model\n"
-    # Python looks beside a file by itself only where that file is the program.
-    text = text.replace(own, f"sys.path.insert(0, str(Path(__file__).parent))\n{own}", 1)
-    text = text.replace(other, f"del sys.path[0]\n\n\n{inspect.getsource(format.load)}\n")
-    return text.replace(own, f"from {package}")
+    """Return the text of an export's predict.py, which imports the copy of tasks.data.encoding in its folder."""
+    return PROGRAM.replace("PACKAGE", package).replace("LOAD_MODEL", inspect.getsource(format.load))

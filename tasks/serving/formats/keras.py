@@ -1,4 +1,4 @@
-"""The .keras file as the training wrote it: layers, weights, what the optimizer remembers; for Keras on any backend."""
+"""The training's .keras file with layers, weights and optimizer state, for Keras on any backend."""
 
 import shutil
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from tasks.serving.formats import Format
 
 
 def load_model(folder: Path) -> Callable[[Any], Any]:
-    """Return what Keras gives for a batch."""
+    """Return Keras' function from a batch to its outputs."""
     import keras
 
     predict: Callable[[Any], Any] = keras.models.load_model(folder / "model.keras", compile=False).predict_on_batch

@@ -1,4 +1,4 @@
-"""LiteRT (once TensorFlow Lite), for phones and small devices."""
+"""LiteRT (formerly TensorFlow Lite), for phones and small devices."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ from tasks.serving.formats import Format
 
 
 def load_model(folder: Path) -> Callable[[Any], Any]:
-    """Return what LiteRT gives for a batch."""
+    """Return LiteRT's function from a batch to its outputs."""
     from ai_edge_litert.interpreter import Interpreter
 
     run = Interpreter(str(folder / "model.tflite")).get_signature_runner()
@@ -20,7 +20,7 @@ def litert_format(options: Callable[[], dict[str, Any]], rounds: bool = False) -
     """Return a format of LiteRT.
 
     Args:
-        options: gives what is set of TensorFlow's converter; called when a model is written, as it may import it.
+        options: returns the options of TensorFlow's converter; called only for writing, as it may import TensorFlow.
         rounds: see ``Format``.
     """
     not_in_it = "its multiplications would be TensorFlow's own operations, which LiteRT's runtime does not have"

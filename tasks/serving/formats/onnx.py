@@ -1,4 +1,4 @@
-"""ONNX, by Keras and tf2onnx, for ONNX Runtime on many machines and in many languages."""
+"""ONNX, written by Keras and tf2onnx, for ONNX Runtime on many platforms and in many languages."""
 
 import warnings
 from collections.abc import Callable
@@ -16,7 +16,7 @@ def _write(model: Any, keras_file: Path, folder: Path) -> None:
 
 
 def load_model(folder: Path) -> Callable[[Any], Any]:
-    """Return what ONNX Runtime gives for a batch."""
+    """Return ONNX Runtime's function from a batch to its outputs."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])

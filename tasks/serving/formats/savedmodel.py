@@ -1,4 +1,4 @@
-"""TensorFlow's SavedModel, which needs neither Keras nor the code of the layers; its function is ``serve``."""
+"""TensorFlow's SavedModel, which needs neither Keras nor the code of the layers; the function is ``serve``."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ from tasks.serving.formats import Format
 
 
 def load_model(folder: Path) -> Callable[[Any], Any]:
-    """Return what TensorFlow gives for a batch."""
+    """Return TensorFlow's function from a batch to its outputs."""
     import tensorflow as tf
 
     loaded = tf.saved_model.load(str(folder))

@@ -1,7 +1,11 @@
 """Launchers by name: which processes of a cluster this command starts, and the environment of each.
 
-`strategy.launcher` names a file here, which has what a `Launcher` has. `local` makes a cluster on this machine, `ray`
-one on the nodes of a Ray cluster; the others find this process's place in a cluster that someone else starts.
+`strategy.launcher` names a file of this folder. `local` makes a cluster on this machine, `ray` on the nodes of a Ray
+cluster; the other launchers find this process's place in a cluster that someone else starts. Each file has
+
+- `members(section)`: the processes to start, new in each call; the chief, if included, is the first;
+- `STARTS_ALL`: whether these are all members of the cluster, so that this command can restart it;
+- `SHARED_NETWORK`: why other processes can reach the members; None if `local.make_network` makes a private network.
 """
 
 import importlib
@@ -11,12 +15,14 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tasks import config
-from tasks.strategies.engines.isolation import Network
 from tasks.system.errors import UserError
 from tasks.system.machine import gpus_in_words, visible_gpus
+
+if TYPE_CHECKING:
+    from tasks.strategies.engines.isolation import Network
 
 
 @dataclass(frozen=True)
@@ -27,13 +33,13 @@ class Member:
     """`chief`, `worker` or `ps`, as in TF_CONFIG."""
     index: int
     is_chief: bool
-    """Whether it runs the stages: it alone tracks, writes checkpoints and prints."""
+    """Whether it runs the stages; only the chief tracks, writes checkpoints and prints."""
     environment: Mapping[str, str]
-    """Added to the environment of every stage process."""
+    """Variables added to the environment of every stage process."""
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"{self.job} {self.index}"
 
 
@@ -42,23 +48,23 @@ ALONE = Member("worker", 0, True, {})
 
 
 def threads_of(cores: int) -> dict[str, str]:
-    """Return the environment by which a member uses a given number of cores, where the user has not set one.
+    """Return the environment that limits a member to a number of cores, unless the user has set these variables.
 
     By default each member starts a thread for every core of the machine. The number of threads changes the last digits
-    of results: 840 steps of convnet2 end with other bits with two threads than with one.
+    of results: after 840 steps of convnet2 the bits differ between one thread and two.
     """
-    # A step waits for its peers in a thread of the second pool: a single one would block everything else.
+    # A step waits for its peers in a thread of the second pool: a single thread would block everything else.
     wanted = {"TF_NUM_INTRAOP_THREADS": max(1, cores), "TF_NUM_INTEROP_THREADS": max(2, cores)}
     return {name: os.environ.get(name, str(count)) for name, count in wanted.items()}
 
 
 def tasks_of(section: config.Cluster, workers: int) -> list[tuple[str, int]]:
-    """Return the (job, index) of each process of a cluster with a number of workers, the chief first."""
+    """Return the (job, index) of each process of a cluster with this number of workers, the chief first."""
     return [(job, index) for job, count in section.jobs(workers).items() for index in range(count)]
 
 
 def by_job(tasks: Sequence[tuple[str, int]], addresses: Sequence[str]) -> dict[str, list[str]]:
-    """Return the addresses of the tasks, which are in the same order, as the `cluster` of TF_CONFIG."""
+    """Return the `cluster` of TF_CONFIG for tasks and their addresses, given in the same order."""
     cluster: dict[str, list[str]] = {}
     for (job, _), address in zip(tasks, addresses, strict=True):
         cluster.setdefault(job, []).append(address)
@@ -66,108 +72,65 @@ def by_job(tasks: Sequence[tuple[str, int]], addresses: Sequence[str]) -> dict[s
 
 
 def environment_of(cluster: Mapping[str, Sequence[str]], job: str, index: int) -> dict[str, str]:
-    """Return the environment that tells a process its place in a cluster."""
+    """Return the environment that gives a process its place in a cluster."""
     return {"TF_CONFIG": json.dumps({"cluster": dict(cluster), "task": {"type": job, "index": index}})}
 
 
-class Launcher(Protocol):
-    """What a module of this package must have."""
+def find_placing(cluster: config.Cluster) -> str | None:
+    """Return the module that talks to an engine which chooses other machines for the members, else None.
 
-    STARTS_ALL: bool
-    """Whether it starts all members of the cluster, and so can start all of them again."""
-
-    def members(self, section: Any) -> list[Member]:
-        """Return the processes to start, new ones in each call; the chief, if it is one of them, is the first.
-
-        Args:
-            section: the strategy's, a `config.Cluster`.
-
-        Raises:
-            UserError: the cluster cannot be made here: GPUs, ports, a variable.
-        """
-
-    def network(self) -> Network | str:
-        """Return a network without any other process, see `isolation`; or why there is none."""
-
-
-class Placed(NamedTuple):
-    """Where an engine of other machines runs a member."""
-
-    host: str
-    port: int
-    """Was free for the member's server."""
-    cores: int
-    """That the member may use."""
-
-    @property
-    def address(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-class Placing(Launcher, Protocol):
-    """What a launcher has as well whose engine runs the members on other machines, which it chooses.
-
-    `process.remote_members` runs the module `ENGINE` in a process of its own, which asks the engine.
+    The launcher of such an engine, such as `ray`, also has `ENGINE`, the name of this module, which
+    `process.remote_members` runs in a separate process.
     """
-
-    ENGINE: str
-
-    def request(self, section: Any, counts: Sequence[int], cpus: int | None) -> dict[str, Any]:
-        """Return the request to the engine: places for the first of these numbers of workers that it has room for.
-
-        Args:
-            section: the strategy's.
-            counts: allowed numbers of workers, the largest first.
-            cpus: cores of each process; None leaves them to the engine.
-        """
-
-    def members_at(self, section: Any, places: Sequence[Placed]) -> list[Member]:
-        """Return the members at the places that the engine found, the chief first."""
+    found: str | None = getattr(find_launcher(cluster), "ENGINE", None)
+    return found
 
 
-def find_placing(cluster: config.Cluster) -> Placing | None:
-    """Return the launcher of a cluster if its engine runs the members on other machines, else None."""
-    found: Any = find_launcher(cluster)
-    return found if hasattr(found, "members_at") else None
-
-
-def find_launcher(cluster: config.Cluster) -> Launcher:
+def find_launcher(cluster: config.Cluster) -> Any:
     """Return the launcher of a cluster."""
-    found: Any = importlib.import_module(f"tasks.strategies.engines.{cluster.launcher or _launcher_of_environment()}")
-    launcher: Launcher = found
-    return launcher
+    return importlib.import_module(f"tasks.strategies.engines.{cluster.launcher or _launcher_of_environment()}")
+
+
+def is_foreign(cluster: config.Cluster | None) -> bool:
+    """Return whether someone else starts the members of a cluster and this command only joins it."""
+    return cluster is not None and not find_launcher(cluster).STARTS_ALL
 
 
 def _launcher_of_environment() -> str:
-    """Return the name of the launcher where the settings leave it open."""
+    """Return the name of the launcher that the environment implies, if the settings do not name one."""
     if os.environ.get("TF_CONFIG"):
         return "tf_config"
     if os.environ.get("STRATAGEM_POD_ADDRESSES"):
         return "kubernetes"
-    # A batch script is a step of one task; it starts its members itself.
+    # A batch script is a step with a single task; it starts its own members.
     return "slurm" if int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1) > 1 else "local"
 
 
 def members(section: config.StrategySection) -> list[Member]:
-    """Return the processes that this command starts; the chief, if it is one of them, is the first.
+    """Return the processes that this command starts; the chief, if included, is the first.
 
     Raises:
-        UserError: not enough GPUs, a TF_CONFIG that cannot be used, or a port that is taken.
+        UserError: too few GPUs, an unusable TF_CONFIG, or a port that is taken.
     """
-    return [ALONE] if section.cluster is None else find_launcher(section.cluster).members(section)
+    found: list[Member] = [ALONE] if section.cluster is None else find_launcher(section.cluster).members(section)
+    return found
 
 
-def find_network(cluster: config.Cluster) -> Network | None:
-    """Return the network that a cluster's members share, or print why others reach their servers, too."""
-    found = find_launcher(cluster).network()
-    if isinstance(found, Network):
+def find_network(cluster: config.Cluster) -> "Network | None":
+    """Return the private network of a cluster's members, or print a warning that others can reach their servers."""
+    found: Network | str | None = find_launcher(cluster).SHARED_NETWORK
+    if found is None:
+        from tasks.strategies.engines import local
+
+        found = local.make_network()
+    if not isinstance(found, str):
         return found
-    danger = "TensorFlow asks no password, and who is in can read and write your files"
+    danger = "TensorFlow requires no password, so anyone who connects can read and write your files"
     if cluster.backend == "jax":
-        danger = "JAX asks no password, and who is in can disturb the training"
+        danger = "JAX requires no password, so anyone who connects can disturb the training"
     print(
-        f"this cluster's servers let in whoever reaches this machine's ports, because {found}: {danger}. Let a "
-        "firewall admit the cluster's machines alone",
+        f"this cluster's servers accept everyone who can reach this machine's ports, because {found}: {danger}. Let a "
+        "firewall admit only the cluster's machines",
         file=sys.stderr,
         flush=True,
     )
@@ -175,10 +138,10 @@ def find_network(cluster: config.Cluster) -> Network | None:
 
 
 def check(section: config.StrategySection) -> None:
-    """Refuse a strategy that this machine cannot train, as far as that shows without a framework.
+    """Refuse a strategy that this machine cannot train, as far as this can be checked without importing a framework.
 
     Raises:
-        UserError: no TPU; or see `members`.
+        UserError: there is no TPU, or see `members`.
     """
     if section.needs is not None:
         importlib.import_module(f"tasks.strategies.engines.{section.needs}").check(section)
@@ -192,24 +155,24 @@ def joined_member(
     index: int,
     source: str,
 ) -> Member:
-    """Return the member that this process is in a cluster whose other members someone else starts.
+    """Return this process's member of a cluster whose other members someone else starts.
 
     Args:
-        section: the strategy's.
+        section: the strategy's settings.
         cluster: the addresses of all members, `host:port`, by job.
-        job: this process's: `chief`, `worker` or `ps`.
+        job: this process's job: `chief`, `worker` or `ps`.
         index: its number in the job.
-        source: who says so, for messages.
+        source: the origin of these values, for messages.
 
     Raises:
-        UserError: its port is taken, there are fewer GPUs than the settings ask for, or not as many processes as a
-            strategy on JAX needs.
+        UserError: the port is taken, the machine has fewer GPUs than the settings ask for, or the number of processes
+            is not the one that a strategy on JAX needs.
     """
     count = sum(map(len, cluster.values()))
     if section.backend == "jax" and count != section.num_processes:
         raise UserError(
             f"strategy.workers = {section.workers}: {source} has {count} process{'es' * (count > 1)}. Give "
-            f"strategy.workers={count}, or start as many processes as the settings say"
+            f"strategy.workers={count}, or start as many processes as the settings require"
         )
     address = cluster[job][index]
     port = int(address.rpartition(":")[2])
@@ -221,8 +184,8 @@ def joined_member(
             probe.bind(("", port))
         except OSError as error:
             raise UserError(
-                f"{source}: {job} {index} is to serve at {address}, and port {port} cannot be had here "
-                f"({error.strerror}). End the process that holds it, or let the members have other ports"
+                f"{source}: {job} {index} must serve at {address}, but port {port} is not available here "
+                f"({error.strerror}). Stop the process that uses it, or give the members other ports"
             ) from None
     environment = environment_of(cluster, job, index)
     gpus, wanted = visible_gpus(), section.gpus_per_worker
@@ -241,23 +204,23 @@ def joined_member(
 
 
 def member_of_rank(section: config.AnyCluster, addresses: Sequence[str], rank: int, source: str) -> Member:
-    """Return the member that this process is in a cluster whose processes have only numbers: first the chief, then
-    workers, then parameter servers.
+    """Return this process's member of a cluster whose processes are only numbered: first the chief, then workers, then
+    parameter servers.
 
     Args:
-        section: the strategy's.
-        addresses: of all processes, `host:port`.
+        section: the strategy's settings.
+        addresses: the addresses of all processes, `host:port`.
         rank: this process's number.
-        source: who says so, for messages.
+        source: the origin of these values, for messages.
 
     Raises:
-        UserError: too few or too many processes for the strategy; or see `joined_member`.
+        UserError: too few or too many processes for the strategy, or see `joined_member`.
     """
     count = len(addresses)
     if section.chief_gives_work and count != section.num_processes:
         raise UserError(
             f"strategy.workers = {section.workers} and strategy.ps = {section.jobs(section.workers)['ps']}: with the "
-            f"chief these are {section.num_processes} processes, and {source} has {count}. Ask for as many, or give "
+            f"chief these are {section.num_processes} processes, and {source} has {count}. Start as many, or use "
             "other settings"
         )
     tasks = tasks_of(section, count - (section.num_processes - section.workers))

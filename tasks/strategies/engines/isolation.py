@@ -1,10 +1,9 @@
-"""A network for one cluster alone: TensorFlow's servers listen on all interfaces and do what anybody asks of them, such
-as to read and write files. In a network namespace of their own nobody else reaches them, on this machine or another.
+"""A private network for one cluster: TensorFlow's servers listen on all interfaces and obey every client, even to read
+and write files. In a separate network namespace, no other process on this or another machine can reach them.
 
-The process that starts the members makes it (`make`), and each member enters it before it is Python with a framework:
-this file is run by itself, knows the standard library alone, and then becomes the member's command. A user who is not
-root has a user namespace with it, in which they are who they are; what they may do there is lost when the command
-begins.
+The process that starts the members creates the network (`make`), and each member enters it before it imports a
+framework: this file runs as a script, uses only the standard library, and then executes the member's command. A user
+other than root also gets a user namespace that keeps their identity; its extra rights end when the command starts.
 """
 
 import ctypes
@@ -24,31 +23,31 @@ IFF_UP = 1
 
 
 class Network:
-    """A network that only processes with its descriptors can enter; it ends with the last of both."""
+    """A network that only processes with its descriptors can enter; it ends when the last of both has ended."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
         self.descriptors = tuple(descriptors)
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return a command in this network, for a process that inherits the descriptors."""
+        """Return a command line that runs in this network; its process must inherit the descriptors."""
         return [sys.executable, "-I", __file__, ",".join(map(str, self.descriptors)), *command]
 
     def close(self) -> None:
-        """Give the network up; processes that are in it stay."""
+        """Close the descriptors; processes in the network stay in it."""
         given_up, self.descriptors = self.descriptors, ()
         for descriptor in given_up:
             os.close(descriptor)
 
 
 def make() -> Network:
-    """Return a new network with nothing but 127.0.0.1.
+    """Return a new network that has only 127.0.0.1.
 
     Raises:
         OSError: the kernel does not allow it.
     """
     if sys.platform != "linux":
         raise OSError("only Linux has network namespaces")
-    # Another process, because this one has threads, and other things to do with the network.
+    # In another process, because this one has threads and needs its own network.
     with subprocess.Popen(
         [sys.executable, "-I", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
     ) as maker:
@@ -59,7 +58,7 @@ def make() -> Network:
 
 
 def _make() -> None:
-    """Be in a new network until standard input closes."""
+    """Create a network and stay in it until standard input closes."""
     user, group = os.geteuid(), os.getegid()
     try:
         if user == 0:  # In a user namespace of its own root could no longer write to what others own.
@@ -83,7 +82,7 @@ def _make() -> None:
 
 
 def _enter(descriptors: str, *command: str) -> None:
-    """Become a command in a network that was made."""
+    """Enter an existing network and execute a command."""
     for descriptor in map(int, descriptors.split(",")):
         set_namespace(descriptor)
         os.close(descriptor)
@@ -91,7 +90,7 @@ def _enter(descriptors: str, *command: str) -> None:
 
 
 def leave_network() -> None:
-    """Be in a new network, in which nothing is, with this thread alone.
+    """Move only this thread into a new, empty network.
 
     Raises:
         OSError: the kernel does not allow it.
@@ -100,7 +99,7 @@ def leave_network() -> None:
 
 
 def set_namespace(descriptor: int) -> None:
-    """Enter the namespace of an open file such as /proc/self/ns/net, with this thread alone.
+    """Move only this thread into the namespace of an open file such as /proc/self/ns/net.
 
     Raises:
         OSError: the kernel does not allow it.

@@ -1,5 +1,5 @@
-"""A cluster on this machine: each member has a free port of 127.0.0.1 and a share of the cores and GPUs, and all are in
-a network without any other process."""
+"""A cluster on this machine: each member has a free port of 127.0.0.1 and a share of the cores and GPUs; the members
+share a private network."""
 
 import os
 
@@ -8,14 +8,15 @@ from tasks.strategies.engines import Member, by_job, environment_of, isolation, 
 from tasks.system.errors import UserError
 from tasks.system.machine import free_ports, gpus_in_words, usable_cores, visible_gpus
 
+SHARED_NETWORK = None
 STARTS_ALL = True
 
 
 def members(section: config.AnyCluster) -> list[Member]:
-    """Return the members; each call takes new ports.
+    """Return the members; each call chooses new ports.
 
     Raises:
-        UserError: fewer GPUs than the workers need.
+        UserError: the workers need more GPUs than there are.
     """
     tasks = tasks_of(section, section.workers)
     cluster = by_job(tasks, [f"127.0.0.1:{port}" for port in free_ports(len(tasks))])
@@ -29,8 +30,8 @@ def members(section: config.AnyCluster) -> list[Member]:
     return found
 
 
-def network() -> isolation.Network | str:
-    """Return a network for the members alone, or why there is none."""
+def make_network() -> isolation.Network | str:
+    """Return a private network for the members, or the reason why there is none."""
     if os.environ.get("STRATAGEM_CLUSTER_NETWORK") == "host":
         return "STRATAGEM_CLUSTER_NETWORK = host"
     if not (os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:").startswith("sqlite:"):
@@ -38,7 +39,7 @@ def network() -> isolation.Network | str:
     try:
         return isolation.make()
     except OSError as error:
-        return f"the kernel gives them no network of their own ({error})"
+        return f"the kernel does not allow a private network ({error})"
 
 
 def _gpus_of_workers(section: config.AnyCluster) -> list[list[str]]:
@@ -50,7 +51,7 @@ def _gpus_of_workers(section: config.AnyCluster) -> list[list[str]]:
     if wanted and wanted * workers > len(gpus):
         raise UserError(
             f"strategy.devices = {wanted}: {workers} workers need {wanted * workers} GPUs, and this machine has "
-            f"{len(gpus)}. Give fewer, or null to share what is there"
+            f"{len(gpus)}. Give fewer, or null to share all of them"
         )
     if gpus and not share:
         raise UserError(

@@ -1,8 +1,6 @@
-"""Whether there is a TPU to train on, said within two seconds and before a framework is imported."""
+"""Check within a second, and before importing a framework, whether there is a TPU to train on."""
 
 import functools
-import importlib.util
-import os
 from glob import glob
 
 from tasks import config
@@ -11,63 +9,31 @@ from tasks.system.errors import UserError
 from tasks.system.machine import TPU_VARIABLES, find_tpu
 
 DEVICE_FILES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
-"""A TPU VM has one a chip; which of the two depends on the generation."""
+"""A TPU VM has one device file per chip; the TPU generation determines which pattern."""
 ANSWER_SECONDS = 1.0
-METADATA_SERVER = "metadata.google.internal"
 
 
 def check(section: config.Tpu) -> None:
-    """Refuse a training on a TPU where there is none.
+    """Refuse a training on a TPU if there is none.
 
-    A TPU of this machine is seen by its device files, one that has an address by whether anything answers there, one
-    that has only a name by whether this machine can ask Google Cloud for it. TensorFlow, which would wait for minutes,
-    is asked later, by ``strategies.tpu.build``.
+    A TPU of this machine is recognized by its device files, a TPU with an address by whether something answers at it.
+    TPUs with only a name, and everything else, are checked later with TensorFlow by ``strategies.tpu.build``.
 
     Raises:
-        UserError: says what was looked for.
+        UserError: no TPU was found; the message lists what was checked.
     """
     name = find_tpu(section.tpu)
-    files = [file for pattern in DEVICE_FILES for file in glob(pattern)]
-    if name == "local":
-        if not files:
-            raise UserError(
-                f"strategy.kind = 'tpu': there is no TPU here. Looked for {_seen(section)}. Train on a TPU VM, "
-                "give strategy.tpu=grpc://ADDRESS:8470, or take strategy.kind=mirrored"
-            )
-    elif name.startswith("grpc://"):
-        if not _answers(*_place_of(name.split(",")[0].removeprefix("grpc://"), "8470")):
-            raise UserError(
-                f"strategy.kind = 'tpu': nothing answers at {name}, which is the TPU by {_seen(section)}. Give "
-                "strategy.tpu=grpc://ADDRESS:8470 of one that runs"
-            )
-    elif not (importlib.util.find_spec("googleapiclient") and importlib.util.find_spec("oauth2client")):
+    if name == "local" and not any(map(glob, DEVICE_FILES)):
         raise UserError(
-            f"strategy.kind = 'tpu': '{name}' is a name, by {_seen(section)}, and to look it up TensorFlow needs "
-            "the package cloud-tpu-client: install it, or give strategy.tpu=grpc://ADDRESS:8470"
+            f"strategy.kind = 'tpu': this machine has no TPU. Looked for strategy.tpu, {', '.join(TPU_VARIABLES)} and "
+            f"{', '.join(DEVICE_FILES)}. Train on a TPU VM, give strategy.tpu=grpc://ADDRESS:8470, or take "
+            "strategy.kind=mirrored"
         )
-    elif not _answers(*_place_of(os.environ.get("GCE_METADATA_HOST", METADATA_SERVER), "80")):
-        raise UserError(
-            f"strategy.kind = 'tpu': '{name}' is a name, by {_seen(section)}, and this machine cannot ask Google "
-            f"Cloud for it: {METADATA_SERVER} does not answer. Give strategy.tpu=grpc://ADDRESS:8470, or train on a "
-            "machine in Google Cloud"
-        )
-
-
-def _seen(section: config.Tpu) -> str:
-    """Return every place and what is there."""
-    places = {"strategy.tpu": section.tpu or "null"}
-    places |= {name: os.environ.get(name) or "not set" for name in TPU_VARIABLES}
-    places |= {pattern: ", ".join(glob(pattern)) or "no such file" for pattern in DEVICE_FILES}
-    return ", ".join(f"{place} ({what})" for place, what in places.items())
-
-
-def _place_of(address: str, port: str) -> tuple[str, str]:
-    """Return the host and the port of ``host:port``, or of ``host`` alone."""
-    host, _, given = address.partition(":")
-    return host, given or port
-
-
-def _answers(host: str, port: str) -> bool:
-    """Return whether a connection is accepted within ``ANSWER_SECONDS``."""
-    ask = functools.partial(network.connection_error, host, port, ANSWER_SECONDS)
-    return network.with_timeout(ANSWER_SECONDS, ask, TimeoutError()) is None
+    if name.startswith("grpc://"):
+        host, _, port = name.split(",")[0].removeprefix("grpc://").partition(":")
+        ask = functools.partial(network.connection_error, host, port or "8470", ANSWER_SECONDS)
+        if network.with_timeout(ANSWER_SECONDS, ask, TimeoutError()) is not None:
+            raise UserError(
+                f"strategy.kind = 'tpu': nothing answers at {name}. Give strategy.tpu=grpc://ADDRESS:8470 of one that "
+                "runs"
+            )

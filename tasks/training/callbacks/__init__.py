@@ -1,1 +1,1 @@
-"""What happens beside the steps, the same in every loop. The training stage lists them in their order."""
+"""Callbacks, the same for every training loop; the training stage defines their order."""

@@ -1,8 +1,8 @@
-"""When a checkpoint is written, and how all workers of a training end at one step."""
+"""Decides when to write a checkpoint, and lets all workers of a training stop at the same step."""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -10,45 +10,44 @@ import keras
 from tasks.modeling import metrics
 from tasks.system.errors import Interrupted
 from tasks.training import Training
+from tasks.training.callbacks.own import OwnCallback
 from tasks.training.callbacks.stopping import ResumableEarlyStopping, refuse_nonfinite
 from tasks.training.checkpoints import Checkpoints
-from tasks.training.model_state import snapshot, snapshot_pieces
-from tasks.training.shards import ShardWriter
+from tasks.training.model_state import snapshot
 
-# How often several workers ask each other whether one of them is to stop.
+# How often workers ask each other whether one of them has to stop.
 MEETING_SECONDS = 1.0
 
 
 class SaveCheckpoints(keras.callbacks.Callback):
-    """Saves after the steps, epochs and seconds of the settings, when the training is to stop, and always at the end.
-    It comes after ResumableEarlyStopping, whose memory it saves.
+    """Saves at the configured steps, epochs and seconds, when the training has to stop, and always at the end. It comes
+    after the callbacks whose state it saves.
 
-    A worker that is not the chief has no ``checkpoints``, or a ``ShardWriter`` of its part where no single process
-    holds the model.
+    A worker that is not the chief has no ``checkpoints``.
     """
 
     def __init__(
         self,
         training: Training,
-        checkpoints: Checkpoints | ShardWriter | None,
-        stopping: ResumableEarlyStopping | None,
+        checkpoints: Checkpoints | None,
+        remembering: Sequence[ResumableEarlyStopping | OwnCallback],
         restore_metrics: Callable[[], None],
         stop: threading.Event,
     ) -> None:
         """
         Args:
-            training: ``checkpoint`` of its settings is read; its strategy is how workers ask each other.
-            checkpoints: where they are written.
-            stopping: what remembers the epochs so far.
-            restore_metrics: gives the metrics the values of a checkpoint inside an epoch.
-            stop: set when this process is to stop; then all workers stop at the same step.
+            training: ``checkpoint`` of its settings is read; workers communicate through its strategy.
+            checkpoints: writes the checkpoints.
+            remembering: callbacks whose state the checkpoints hold.
+            restore_metrics: restores the metrics from a checkpoint inside an epoch.
+            stop: set when this process has to stop; then all workers stop at the same step.
         """
         super().__init__()
         self.section = training.settings.checkpoint
         self.position = position = training.position
         self.strategy = training.strategy
         self.checkpoints = checkpoints
-        self.stopping = stopping
+        self.remembering = remembering
         self.restore_metrics = restore_metrics
         self.stop = stop
         self._metrics: dict[str, float] | None = None
@@ -61,7 +60,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         self._meet(always=True)
         if self._stopping:
-            raise Interrupted("the training was stopped before it did a step. The same command goes on")
+            raise Interrupted("the training was stopped before its first step. The same command continues")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         start = self.position.start
@@ -99,7 +98,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
         return self.position.step_in_epoch < self.position.batches.steps
 
     def _meet(self, always: bool = False) -> None:
-        """Learn whether a checkpoint is due by the clock, and whether a worker is to stop: the same on all."""
+        """Agree with all workers whether a checkpoint is due by the clock and whether a worker has to stop."""
         now, step = time.perf_counter(), self.position.step
         every = self.section.every_seconds
         due = every is not None and now - self._saved_at >= every
@@ -109,7 +108,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
                 return
             rate = (step - self._met_step) / max(now - self._met_at, 1e-6)
             until = max(1, int(rate * MEETING_SECONDS))
-            # The clock is the chief's: each worker has its own.
+            # Only the chief's clock counts.
             chief = self.strategy.is_chief
             stops, dues, steps = self.strategy.sum_over_workers([stop_asked, due and chief, until if chief else 0])
             stop_asked, due = bool(stops > 0), bool(dues > 0)
@@ -120,7 +119,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
     def _end_if_stopping(self) -> None:
         if self._stopping:
             step = self.position.step
-            raise Interrupted(f"the training was stopped at step {step}, which is saved. The same command goes on")
+            raise Interrupted(f"the training was stopped at step {step}, which is saved. The same command continues")
 
     def _save(self, values: dict[str, float] | None) -> None:
         self._due, self._saved_at = False, time.perf_counter()
@@ -131,10 +130,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
         refuse_nonfinite(self.position)
         with self.position.aside():
             if self.checkpoints is None:
-                if not self.strategy.is_one_program:
-                    snapshot(self.model)  # The sum of a metric over all workers needs each of them.
-            elif isinstance(self.checkpoints, ShardWriter):
-                self.checkpoints.save(snapshot_pieces(self.model), self.position.step + self.position.offset)
+                snapshot(self.model)  # The chief's needs each worker.
             else:
-                remembered = self.stopping.state() if self.stopping else {}
+                remembered = {one.name: one.state() for one in self.remembering}
                 self.checkpoints.save(self.model, self.position.state(remembered), values)

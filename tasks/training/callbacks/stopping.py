@@ -1,8 +1,7 @@
-"""What ends a training before its last epoch: a metric that gets no better, one that is too bad to go on with, and a
-loss that is not a finite number."""
+"""Callbacks that end a training early: a metric no longer improves, misses a sweep's limits, or the loss is not
+finite."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -12,24 +11,25 @@ from tasks import config
 from tasks.modeling import metrics
 from tasks.records import Limits
 from tasks.system.errors import StratagemError
-from tasks.training import shards
+from tasks.training.model_state import in_pieces
 from tasks.training.position import Position
 
 
 class ResumableEarlyStopping(keras.callbacks.EarlyStopping):
-    """Keras' own, whose memory goes into the checkpoint: a resumed run stops where the whole one would have."""
+    """Keras' EarlyStopping with its state in the checkpoint: a resumed run stops where an uninterrupted one would."""
 
+    name = "train.early_stopping"
     _memory = ("wait", "best", "best_epoch", "stopped_epoch")
 
-    def __init__(self, section: config.EarlyStopping, saved: Mapping[str, Any], position: Position) -> None:
+    def __init__(self, section: config.EarlyStopping, position: Position) -> None:
         mode = {"higher": "max", "lower": "min"}[metrics.better(section.monitor)]
         super().__init__(metrics.keras_log_name(section.monitor), section.min_delta, section.patience_epochs, mode=mode)
         self.position = position
-        self._saved = saved
+        self._saved = position.start.callbacks.get(self.name, {})
 
     @property
     def over(self) -> bool:
-        """Whether the training had stopped before it was resumed."""
+        """Whether early stopping had ended the training before the resume."""
         return bool(self._saved.get("stopped_epoch", 0) > 0 and self._saved["wait"] >= self.patience)
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
@@ -43,13 +43,13 @@ class ResumableEarlyStopping(keras.callbacks.EarlyStopping):
             self._saved = self.state()
 
     def state(self) -> dict[str, Any]:
-        """Return what the next decision needs."""
+        """Return the state that the next decision needs."""
         return {name: getattr(self, name) for name in self._memory}
 
 
 class StopBelowLimits(keras.callbacks.Callback):
-    """Ends a trial of a sweep at the end of an epoch after which it must have been better. A trial that is resumed
-    after that end is not trained on: its history is in the checkpoint."""
+    """Ends a sweep's trial after an epoch in which its metric missed the limits. If such a trial is resumed, it does
+    not train any further: the checkpoint has its history."""
 
     def __init__(self, limits: Limits, position: Position) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class StopBelowLimits(keras.callbacks.Callback):
 
     @property
     def over(self) -> bool:
-        """Whether the training is given up."""
+        """Whether the metric has missed the limits."""
         return self.limits.missed(self.position.history.get(self.limits.metric, ())) is not None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
@@ -67,7 +67,7 @@ class StopBelowLimits(keras.callbacks.Callback):
 
 
 class NonFiniteLoss(StratagemError):
-    """The loss is not a finite number, or the weights are not after the last step."""
+    """The loss, or a weight after the last step, is not a finite number."""
 
     def __init__(self, what: str, position: Position) -> None:
         step = position.nonfinite_step or position.step
@@ -81,13 +81,13 @@ class NonFiniteLoss(StratagemError):
 
 
 def refuse_nonfinite(position: Position) -> None:
-    """Raise ``NonFiniteLoss`` if the loss of the steps that are known to be done is not a finite number."""
+    """Raise ``NonFiniteLoss`` if the loss of the finished steps is not a finite number."""
     if position.nonfinite_loss is not None:
         raise NonFiniteLoss(f"train/loss is {position.nonfinite_loss}", position)
 
 
 class StopOnNonFinite(keras.callbacks.Callback):
-    """Ends a training whose loss is not a finite number, on every worker at the same step, before anything is saved."""
+    """Ends a training whose loss is not finite, on all workers at the same step, before anything is saved."""
 
     def __init__(self, position: Position) -> None:
         super().__init__()
@@ -97,16 +97,16 @@ class StopOnNonFinite(keras.callbacks.Callback):
         refuse_nonfinite(self.position)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        # What the epoch's last step did to the weights shows in the validation first.
+        # The validation is the first to show the effect of the epoch's last step on the weights.
         losses = {name: value for name, value in (logs or {}).items() if name in ("loss", "val_loss")}
         for name, value in metrics.by_split(losses).items():
             if not math.isfinite(value):
                 raise NonFiniteLoss(f"{name} is {value}", self.position)
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
-        # What the last step of all did to the weights, no loss shows.
+        # No loss shows the effect of the very last step on the weights.
         for variable in self.model.trainable_variables:
-            if shards.in_pieces(variable.value):
+            if in_pieces(variable):
                 finite = keras.ops.all(keras.ops.isfinite(variable.value))  # All workers compute it together.
             else:
                 finite = np.isfinite(keras.ops.convert_to_numpy(variable)).all()

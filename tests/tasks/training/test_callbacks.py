@@ -1,6 +1,4 @@
-import gc
 import threading
-import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,7 +51,7 @@ def saving_of(saved, position, every_epochs=None, every_steps=None, every_second
     settings = config.load().model_copy(update={"checkpoint": section})
     options = {"restore_metrics": lambda: None, "stop": threading.Event()} | more
     training = Training(settings, strategy, position.model, None, position.batches, None, position)
-    return SaveCheckpoints(training, saved, None, **options)
+    return SaveCheckpoints(training, saved, [], **options)
 
 
 def drive(position, listeners, epochs, steps_a_call=1, logs=lambda epoch: {"loss": 0.5}):
@@ -180,9 +178,8 @@ def test_checkpoints_are_written_when_they_are_due_and_at_the_end(
             assert len(state.history.get("train/loss", ())) == step // 5
 
 
-@pytest.mark.in_ci(0, 5, 11, 14, 19, 23)
 @pytest.mark.parametrize("start", [START, inside(0, 3), inside(1, 0), inside(1, 4)])
-@pytest.mark.parametrize(("every_epochs", "every_steps", "steps_a_call", "_"), DUE)
+@pytest.mark.parametrize(("every_epochs", "every_steps", "steps_a_call", "_"), DUE[3::8])
 def test_every_worker_takes_part_when_the_chief_saves(start, every_epochs, every_steps, steps_a_call, _):
     # A metric's value is the sum over all workers: one that did not ask for it would leave the others waiting.
     class Chief:
@@ -243,22 +240,9 @@ class StopsAt(keras.callbacks.Callback):
 def test_a_training_that_is_told_to_stop_before_it_begins_saves_nothing():
     position, kept, stop = position_of(), Kept(), threading.Event()
     stop.set()
-    with pytest.raises(Interrupted, match="before it did a step"):
+    with pytest.raises(Interrupted, match="before its first step"):
         drive(position, [saving_of(kept, position, stop=stop)], epochs=3)
     assert kept.steps == []
-
-
-def test_nothing_is_saved_before_the_steps_that_are_under_way_have_ended():
-    class Settling(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            position.all_applied = position.step in (4, 5)
-            drained.append(position.drain)
-
-    position, kept, stop, drained = position_of(), Kept(), threading.Event(), []
-    with pytest.raises(Interrupted, match="stopped at step 4"):
-        drive(position, [Settling(), StopsAt(position, stop, 2), saving_of(kept, position, stop=stop)], epochs=1)
-    assert kept.steps == [4]
-    assert drained == [False, False, True, True], "no other step may begin from step 2 on"
 
 
 @pytest.mark.parametrize("told", [0, 1])
@@ -294,7 +278,7 @@ def test_all_workers_stop_at_the_same_step_whichever_is_told(told, step):
     assert (
         ended[0]
         == ended[1]
-        == f"the training was stopped at step {kept.steps[0]}, which is saved. " + ("The same command goes on")
+        == f"the training was stopped at step {kept.steps[0]}, which is saved. " + ("The same command continues")
     )
 
 
@@ -306,40 +290,17 @@ def test_the_metrics_of_an_epoch_that_was_left_are_given_back_when_it_goes_on(st
     assert asked == restored
 
 
-@pytest.mark.exhaustive
-def test_of_a_checkpoint_only_the_metrics_stay_in_memory(tiny, train, monkeypatch):
-    latest, held, found = Checkpoints.restore_latest, {}, []
-
-    def restored(saved):
-        arrays, state = latest(saved)
-        held.update((key, weakref.ref(array)) for key, array in arrays.items())
-        return arrays, state
-
-    def send(step, metrics):
-        gc.collect()
-        found.append({key.split("/")[0] for key, array in held.items() if array() is not None})
-
-    train(tiny)
-    monkeypatch.setattr(Checkpoints, "restore_latest", restored)
-    train(tiny, "train.epochs=3", resume=True, send=send)
-    assert {key.split("/")[0] for key in held} == {"model", "optimizer", "metric"}
-    assert found == [{"metric"}]
-
-
-@pytest.mark.in_ci(1)
-@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("validate", [True, False])
-def test_a_run_that_a_callback_stopped_inside_an_epoch_goes_on_there(tiny, train, at_step, loop, validate):
+def test_a_run_that_a_callback_stopped_inside_an_epoch_goes_on_there(tiny, train, at_step):
     def stop_training(model):
         model.stop_training = True
 
     options = [
-        f"train.loop={loop}", f"input.validation={53 if validate else 'null'}", "train.deterministic=true",
-        f"train.per_replica_batch_size={32 if validate else 40}", "model.options={units: [16], dropout: 0.5}",
+        "input.validation=null", "train.deterministic=true", "train.per_replica_batch_size=40",
+        "model.options={units: [16], dropout: 0.5}",
         "train.epochs=3", "train.steps_per_execution=1",
         # No epoch is so much better than the first, so each counts.
         "train.early_stopping={monitor: train/accuracy, patience_epochs: 9, min_delta: 0.95}",
-        f"checkpoint.monitor={'validation' if validate else 'train'}/loss",
+        "checkpoint.monitor=train/loss",
     ]  # fmt: skip
     whole = train(tiny, *options, run_id="whole")
     assert whole.steps == 15

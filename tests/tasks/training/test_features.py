@@ -12,7 +12,7 @@ from tasks import config, records
 from tasks.evaluate import evaluate
 from tasks.input.order import carve, order
 from tasks.modeling import models
-from tasks.records import Feature, Target
+from tasks.records import Column, Feature, Target
 from tasks.system.errors import UserError
 from tasks.train import check
 
@@ -166,6 +166,29 @@ def test_an_evaluation_is_that_of_the_model_that_was_exported(mixture, train, ta
         assert [one.recall for one in result.classes] == pytest.approx(((taken & (y == 1)).sum(0) / y.sum(0)).tolist())
     if task == "regression":
         np.testing.assert_allclose(result.predictions, np.column_stack([y[:, 0], outputs[:, 0]]), rtol=1e-5)
+
+
+def test_the_columns_that_decide_are_the_important_ones(mixture, train):
+    """The label is of the first number and the first category alone."""
+    prepared = mixture("regression")
+    columns = {
+        "number": tuple(Column(name=name, kind="number") for name in ("height", "width", "depth")),
+        "category": tuple(Column(name=name, kind="category") for name in ("town", "colour")),
+    }
+    features = {name: FEATURES[name].model_copy(update={"columns": own}) for name, own in columns.items()}
+    splits = {
+        name: split.model_copy(update={"features": {one: split.features[one] for one in features}})
+        for name, split in prepared.splits.items()
+    }
+    prepared = prepared.model_copy(update={"features": features, "splits": splits})
+    records.save(prepared, Path(prepared.folder) / "manifest.json")
+    options = ("optimizer={kind: adam}", "train.epochs=40", "register.metric=test/r2")
+    found = evaluate(load(*options), prepared, train(prepared, *PLAIN, *options)).importance
+    assert {one.metric for one in found} == {"test/r2"}
+    assert {one.column for one in found[:2]} == {"height", "town"}
+    assert found[0].interval[0] > 0
+    assert len(found) == 5
+    assert max(one.value for one in found[2:]) < found[1].value / 2
 
 
 @pytest.mark.parametrize("key", ["group", "time"])

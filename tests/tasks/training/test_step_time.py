@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks.records import StepTime
+from tasks.training import trace
 
 
 def kept(result):
@@ -44,6 +45,14 @@ RUNS = ("plain", "traced")
 def test_one_epoch_of_one_step_is_enough(tiny, train):
     found = train(tiny, "train.epochs=1", "train.steps_per_epoch=1", "train.traced_steps=5").step_time
     assert found.num_steps == 5
+
+
+@pytest.mark.parametrize("options", [("train.loop=fit",), ("train.loop=custom", "train.steps_per_execution=3")])
+def test_tensorboard_shows_the_trace(tiny, train, options):
+    found = train(tiny, *options, "train.epochs=1", "train.tensorboard=true", "train.traced_steps=5").step_time
+    (written,) = Path("mlruns/runs/first/tensorboard").glob("plugins/profile/*/*.xplane.pb")
+    assert trace.split(written, found.num_steps) == found.parts
+    assert found.compute_ms > 0
 
 
 def test_the_parts_are_the_step():

@@ -1,0 +1,532 @@
+"""Determines the kind of each column of a table: from the description, or else from the first rows."""
+
+import math
+import os
+import re
+import textwrap
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tasks import config
+from tasks.data import splits
+from tasks.data.encoding import cells
+from tasks.data.encoding.cells import BadValue
+from tasks.data.tables import TableFile, num_rows_of
+from tasks.system.errors import UserError, listed, one_of, shown
+
+LOOKED_AT = 10_000
+"""The kind of a column is inferred from at most so many first rows."""
+MISTAKES, SAMPLE = 0.1, 500
+"""A column is numeric if at most this share of a sample is not a number; `prepare` reports the invalid values."""
+MAX_CLASSES = 20
+"""A target of whole numbers with more distinct values is a regression."""
+WORDS_OF_A_TEXT = 3
+UNSPACED_CHARACTER = re.compile(f"[{cells.UNSPACED}]")
+FEWEST = 10
+"""The fewest rows in which distinct values suggest an identifier."""
+PICTURES = re.compile(r".+\.(png|jpe?g|bmp|gif|webp)", re.IGNORECASE)
+ID_NAMES = re.compile(
+    r"(.*[_\W])?(id|index|key|no|nr|uuid|guid|row|column 1)|.*[a-z]I[dD]|unnamed: \d+|__index_level_\d+__",
+    re.IGNORECASE,
+)
+"""Names of columns that number the rows or identify their subjects."""
+BY_CHANCE = 0.01
+"""Distinct whole numbers are identifiers if measured values would all be distinct with a lower probability than this:
+exp(-n^2 / 2R) for n values in a range R."""
+EXACT = 2**53
+"""float64 cannot represent all larger whole numbers, so a column with such values is an identifier."""
+TIMES = (
+    "", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M%p", " %I:%M:%S %p", "T%H:%M:%S", ", %H:%M",
+    ", %H:%M:%S", ", %I:%M %p", ", %I:%M:%S %p",
+)  # fmt: skip
+DATES = (
+    "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%d/%m/%y",
+    "%m/%d/%y", "%d.%m.%y", "%d-%m-%y", "%m-%d-%y", "%y-%m-%d", "%d %b %Y", "%d %B %Y", "%d. %B %Y", "%d %b, %Y",
+    "%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%B %d %Y", "%d-%b-%Y", "%d-%b-%y", "%d %b %y", "%A, %B %d, %Y",
+    "%A, %d %B %Y", "%a, %d %b %Y", "%b %Y", "%B %Y", "%b-%y", "%m/%Y", "%Y年%m月%d日",
+)  # fmt: skip
+FORMATS = (*(f"{day}{time}" for day in DATES for time in TIMES), "%a %b %d %H:%M:%S %Y")
+"""Common formats of dates besides ISO 8601."""
+LETTERS = re.compile("%[AaBbp]|T")
+"""Marks a format that contains letters."""
+COMPACT_DATE = re.compile(r"(19|20)\d{6}")
+MAX_FOLDERS = 20
+"""If image paths lead to more places next to the table, DVC tracks the whole folder of the table."""
+ROLES = ("split_column", "group", "time", "weight")
+
+
+VALIDATION = 0.1
+
+
+def checked(dataset: config.Table, file: TableFile) -> config.Table:
+    """Return a dataset with the names of its targets, and with a validation split if a random one would leak.
+
+    Raises:
+        UserError: no target, a missing column, or a column with contradictory roles.
+    """
+    dataset = _with_target(dataset, file)
+    _check_roles(dataset, file)
+    if dataset.validation is None and dataset.split_column is None and (dataset.group or dataset.time):
+        # A later draw from the training rows would share groups with them and would not be newer.
+        return dataset.model_copy(update={"validation": VALIDATION})
+    return dataset
+
+
+def check_complete(dataset: config.Table, file: TableFile) -> None:
+    """Refuse a file with columns that the description does not mention."""
+    if others := _not_described(dataset, file):
+        raise UserError(
+            f"dataset.source = '{file.source}': the column '{others[0]}' is not in dataset.columns "
+            f"({len(others)} of {len(file.names)} are not). Set its kind in data/{dataset.name}/params.yaml: number, "
+            "datetime, category, text or ignore"
+        )
+
+
+def _not_described(dataset: config.Table, file: TableFile) -> list[str]:
+    described = {*(dataset.columns or {}), *dataset.target, *dataset.metadata}
+    described |= {getattr(dataset, role) for role in ROLES}
+    return [name for name in file.names if name not in described]
+
+
+def _with_target(dataset: config.Table, file: TableFile) -> config.Table:
+    names = dataset.target
+    if not names:
+        raise UserError(
+            "dataset.target: a table needs the column that a model learns to predict. Give --target COLUMN, or "
+            f"several as --target A,B. Allowed: {', '.join(file.names)}"
+        )
+    if len(names) == 1 and names[0] not in file.names and "," in names[0]:
+        names = tuple(name.strip() for name in names[0].split(","))
+    if len(set(names)) < len(names):
+        raise UserError(f"dataset.target = '{', '.join(names)}': names a column twice")
+    return dataset.model_copy(update={"target": names})
+
+
+def _check_roles(dataset: config.Table, file: TableFile) -> None:
+    """Refuse missing columns and contradictory roles."""
+    given = {name: column.kind for name, column in (dataset.columns or {}).items()}
+    keys: dict[str, Iterable[str]] = {"target": dataset.target, "metadata": dataset.metadata, "columns": given}
+    keys |= {role: [name] for role in ROLES if (name := getattr(dataset, role)) is not None}
+    for key, names in keys.items():
+        for name in names:
+            if name not in file.names:
+                raise UserError(
+                    f"dataset.{key}: {one_of('column', name, file.names)} (dataset.source = '{file.source}')"
+                )
+    learned = {name: f"of kind {kind} in dataset.columns" for name, kind in given.items() if kind != "ignore"}
+    for name, what in (learned | dict.fromkeys(dataset.target, "dataset.target")).items():
+        if name in dataset.metadata:
+            raise UserError(
+                f"dataset.metadata.{name}: the column is {what}, which has its own slices already. Remove it from "
+                "metadata"
+            )
+    for key in ("target", "split_column", "weight"):
+        if twice := [name for name in keys.get(key, ()) if name in learned]:
+            raise UserError(
+                f"dataset.columns.{twice[0]} = {given[twice[0]]}: the column is dataset.{key}, from which a model "
+                "must not learn. Remove it from columns"
+            )
+    for other in ("group", "split_column"):
+        if dataset.time is not None and (name := getattr(dataset, other)) is not None:
+            raise UserError(
+                f"dataset.time = '{dataset.time}' and dataset.{other} = '{name}': each alone defines the splits. Set "
+                "only one of them"
+            )
+
+
+class _Sample(NamedTuple):
+    """The first values of a column."""
+
+    name: str
+    values: list[Any]
+    present: list[Any]
+    """Without missing values."""
+    told: list[Any]
+    """Without values that are missing in a column of numbers or dates, either; texts are stripped."""
+    decimal: str = "."
+
+    @property
+    def is_nested(self) -> bool:
+        return any(isinstance(value, list | dict | bytes) for value in self.present)
+
+    def are_numbers(self, mistakes: float = 0.0) -> bool:
+        """Return whether all values are numbers, or all but the fraction ``mistakes``."""
+        return _are(self.told, lambda values: cells.numbers(values, "", self.decimal), mistakes)
+
+    def notes(self, dataset: config.Table) -> list[str]:
+        """Return notes about currency and percent signs in numbers, and about texts that count as missing.
+
+        Raises:
+            UserError: the numbers are in several currencies.
+        """
+        count, texts = len(self.values), [value for value in self.told if isinstance(value, str)]
+        marks = {*re.findall(f"{cells.CURRENCY}|%", "\n".join(texts))}
+        if len(currencies := sorted(marks - {"%"})) > 1:
+            raise UserError(
+                f"dataset.source = '{dataset.source}': the column '{self.name}' has numbers in several currencies: "
+                f"{listed([repr(one) for one in currencies])}. Convert them to one, or make the column a category: "
+                f"--set dataset.columns.{self.name}=category"
+            )
+        times = {mark: sum(mark in text for text in texts) for mark in sorted(marks)}
+        return [
+            f"numbers with {mark}" + (f" in {number:,} of {count:,} rows" if number < len(texts) else "")
+            for mark, number in times.items()
+        ] + self.absent()
+
+    def absent(self) -> list[str]:
+        """Return notes about texts that count as missing only in a column of numbers or dates."""
+        found: Counter[str] = Counter()
+        if len(self.told) < len(self.present):
+            texts = (value.strip() for value in self.present if isinstance(value, str) and cells.is_no_number(value))
+            found.update(text for text in texts if text not in cells.MISSING_TEXTS)
+        return [f"{times:,} of {len(self.values):,} are '{text}' and count as missing" for text, times in found.items()]
+
+
+class _Guess(NamedTuple):
+    kind: Any
+    why: str = ""
+    form: str | None = None
+
+
+def fill_in(dataset: config.Table, file: TableFile) -> tuple[config.Table, list[str]]:
+    """Return a ``checked`` dataset with the kinds of its columns and its task, and lines that report the guesses.
+
+    Values in the description are kept; the others are guessed from the first rows.
+
+    Raises:
+        UserError: values are ambiguous.
+    """
+    given, others = dataset.columns or {}, _not_described(dataset, file)
+    notes: list[str] = []
+    looked = _look(file, dict.fromkeys([*others, *dataset.target, *([dataset.time] if dataset.time else [])]), dataset)
+    if dataset.decimal is None:
+        decimal, notes = _decimal(dataset, looked.values(), file.delimiter)
+        dataset = dataset.model_copy(update={"decimal": decimal if decimal == "," or notes else None})
+    looked = {name: sample._replace(decimal=dataset.decimal or ".") for name, sample in looked.items()}
+    targets = [looked[name] for name in dataset.target]
+    guessed = {name: _kind(looked[name], dataset) for name in others}
+    are_lists = targets[0].present and all(cells.LIST.fullmatch(cells.spelled(value)) for value in targets[0].present)
+    if dataset.separator is None and dataset.task in ("auto", "multilabel") and len(targets) == 1 and are_lists:
+        dataset = dataset.model_copy(update={"separator": ","})
+        notes.append(f"'{dataset.target[0]}' contains lists of labels")
+    task = _task(dataset, targets) if dataset.task == "auto" else dataset.task
+    if dataset.task == "auto" and task == "classification":
+        _refuse_labels_in_one_text(dataset, targets[0])
+    columns = {
+        name: given.get(name) or config.TableColumn(kind=guessed[name].kind, format=guessed[name].form)
+        for name in file.names
+        if name in given or name in guessed
+    }
+    if task == "regression":
+        notes += [f"'{one.name}': {note}" for one in targets for note in one.notes(dataset)]
+    categories = [name for name, column in columns.items() if column.kind == "category" and name in looked]
+    for name in (*(dataset.target if task == "classification" else ()), *categories):
+        notes += _notes_on_categories(looked[name], dataset)
+    if dataset.time is not None and dataset.time not in columns:
+        form = _format_of(looked[dataset.time], dataset)
+        if form is not None:
+            columns[dataset.time] = config.TableColumn(kind="ignore", format=form)
+    update: dict[str, Any] = {"columns": columns, "task": task}
+    pictures = [name for name, column in columns.items() if column.kind == "image"]
+    if pictures and not dataset.images:
+        update["images"] = _places(file, pictures)
+    if file.suffix == ".csv" and file.delimiter != ",":
+        update["delimiter"] = file.delimiter
+    return dataset.model_copy(update=update), _lines(dataset, task, columns, guessed, notes)
+
+
+def top_of(path: str) -> str:
+    """Return the first part of an image path: a file or folder next to the table."""
+    return os.path.normpath(path).split(os.sep, 1)[0]
+
+
+def _places(file: TableFile, columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the files and folders next to the table that its image paths lead to."""
+    found: set[str] = set()
+    for chunk in file.read(dict.fromkeys(columns, "repeated")):
+        for values in chunk.values():
+            different, _ = cells.different(values)
+            missing = cells.is_missing(different).tolist()
+            found |= {top_of(cells.spelled(one)) for one, absent in zip(different, missing, strict=True) if not absent}
+    there = sorted(place for place in found if place not in ("", "..") and (file.folder / place).exists())
+    return tuple(there) if len(there) <= MAX_FOLDERS else (".",)
+
+
+def _look(file: TableFile, names: Iterable[str], dataset: config.Table) -> dict[str, _Sample]:
+    """Return the first values of some columns."""
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    for chunk in file.read(dict.fromkeys(found, "text"), LOOKED_AT) if found else ():
+        for name, values in chunk.items():
+            found[name] += cells.rows_of(values[: LOOKED_AT - len(found[name])])
+        if num_rows_of(found) >= LOOKED_AT:
+            break
+    samples = {}
+    for name, values in found.items():
+        missing = cells.is_missing(values, dataset.not_missing).tolist()
+        present = [value for value, absent in zip(values, missing, strict=True) if not absent]
+        told = [value for value in present if not cells.is_no_number(value)]
+        stripped = [value.strip() if isinstance(value, str) else value for value in told]
+        samples[name] = _Sample(name, values, present, stripped)
+    return samples
+
+
+def _are(values: list[Any], read: Callable[[list[Any]], Any], mistakes: float = 0.0) -> bool:
+    """Return whether ``read`` accepts all values, or all but the fraction ``mistakes`` of a sample."""
+    try:
+        read(values)
+    except BadValue:
+        sample = values[:: math.ceil(len(values) / SAMPLE)]
+        return mistakes > 0 and sum(_are([value], read) for value in sample) >= (1 - mistakes) * len(sample)
+    return True
+
+
+def _decimal(dataset: config.Table, looked: Iterable[_Sample], delimiter: str) -> tuple[str, list[str]]:
+    """Return the decimal separator of numbers, a point or a comma, and notes about it.
+
+    Raises:
+        UserError: the separator is ambiguous, or columns contradict each other.
+    """
+    found: dict[str, dict[str, str]] = {".": {}, ",": {}, "either": {}}
+    # 1.234 is a fraction unless another column has decimal commas, or Excel wrote the file with a locale that has.
+    probably_fractions: dict[str, str] = {}
+    for sample in looked:
+        texts = [value for value in sample.told if isinstance(value, str)]
+        marked = [text for text in texts if "," in text or "." in text]
+        if not marked or (sample.name in dataset.target and dataset.separator is not None):
+            continue
+        only = sample._replace(told=texts)
+        readings = [decimal for decimal in ".," if only._replace(decimal=decimal).are_numbers(MISTAKES)]
+        with_currency = any(re.search(cells.CURRENCY, text) for text in marked)
+        if len(readings) == 1:
+            found[readings[0]][sample.name] = marked[0]
+        elif readings and (commas := [text for text in marked if "," in text]):
+            # An amount of money does not have three decimals.
+            found["." if with_currency else "either"][sample.name] = commas[0]
+        elif readings and (delimiter == ";" or with_currency):
+            found["either"][sample.name] = marked[0]
+        elif readings:
+            probably_fractions[sample.name] = marked[0]
+    points, commas_there, either = found.values()
+    if points and commas_there:
+        (point, with_point), (name, with_comma) = next(iter(points.items())), next(iter(commas_there.items()))
+        raise UserError(
+            f"dataset.source = '{dataset.source}': the column '{name}' has numbers with a decimal comma, such as "
+            f"'{with_comma}', and '{point}' some with a decimal point, such as '{with_point}'. Write all in the "
+            f"same way, or make the column a category: --set dataset.columns.{name}=category"
+        )
+    if either and not points and not commas_there:
+        name, one = next(iter(either.items()))
+        mark, fraction, thousands = ("comma", ",", ".") if "," in one else ("point", ".", ",")
+        raise UserError(
+            f"dataset.source = '{dataset.source}': the {mark} in '{one}' of the column '{name}' may be a decimal "
+            f"mark or separate thousands. For a decimal mark: --set \"dataset.decimal='{fraction}'\"; for thousands: "
+            f"--set \"dataset.decimal='{thousands}'\"; for words: --set dataset.columns.{name}=category"
+        )
+    decimal, mark, other = (",", "point", ".") if commas_there else (".", "comma", ",")
+    between = [(name, one) for name, one in (either | probably_fractions).items() if other in one]
+    said = ["numbers are written as 3,14"] if commas_there else []
+    return decimal, said + [f"the {mark} of '{one}' in '{name}' separates thousands" for name, one in between]
+
+
+def _kind(sample: _Sample, dataset: config.Table) -> _Guess:
+    """Return the kind of a column."""
+    name, values, present, told, _ = sample
+    if sample.is_nested:
+        return _Guess("ignore", "nested values")
+    distinct = len(set(present))
+    if not told and distinct < 2:
+        return _Guess("ignore", "no values")
+    if distinct == 1 and len(values) > 1 and len(present) == len(values):
+        return _Guess("ignore", "the same in all rows")
+    if told and not any(isinstance(value, bool) for value in told):
+        if all(isinstance(value, str) and COMPACT_DATE.fullmatch(value) for value in told) and (
+            _share_of_dates(told, "%Y%m%d") == 1
+        ):
+            return _Guess("datetime", "; ".join(["written as %Y%m%d", *sample.absent()]), "%Y%m%d")
+        if sample.are_numbers(MISTAKES):
+            return _kind_of_numbers(sample, dataset)
+        if _are_iso(told):
+            return _Guess("datetime", "; ".join(sample.absent()))
+        if (form := _format_of(sample, dataset)) is not None:
+            return _Guess("datetime", "; ".join([f"written as {form}", *sample.absent()]), form)
+    texts = [cells.spelled(value) for value in present]
+    if sum(PICTURES.fullmatch(text) is not None for text in texts) >= (1 - MISTAKES) * len(texts):
+        return _Guess("image")
+    unspaced = [UNSPACED_CHARACTER.sub(" x ", text) for text in texts]
+    length = sum(len(text.split()) for text in unspaced) / len(texts)
+    has_letters = any(map(str.isalpha, "".join(texts[:SAMPLE])))
+    if length >= WORDS_OF_A_TEXT and distinct > len(texts) / 2 and has_letters:
+        return _Guess("text", "each character is a word, as there are no spaces" if unspaced != texts else "")
+    if distinct == len(values) and len(values) >= FEWEST:
+        return _Guess("ignore", "a different value in each row")
+    if {text.lower() for text in texts} <= splits.WORDS.keys():
+        return _Guess("category", f"names of splits: --set dataset.split_column={name} uses them")
+    words = [value for value in told if isinstance(value, str)]
+    words = words[:: 1 + len(words) // SAMPLE]
+    numeric = sum(sample._replace(told=[word]).are_numbers() for word in words) / max(1, len(words))
+    return _Guess("category", f"{numeric:.0%} of its values are numbers" if numeric > 0.5 else "")
+
+
+def _kind_of_numbers(sample: _Sample, dataset: config.Table) -> _Guess:
+    """Return whether numbers are quantities, categories or identifiers."""
+    present, count = sample.present, len(sample.values)
+    # 01234 is a code, such as a postal code.
+    if any(isinstance(value, str) and re.fullmatch(r"0\d+", value) for value in sample.told):
+        return _Guess("category")
+    # Only plain whole numbers without a missing value can be identifiers.
+    if len(present) == count and all(re.fullmatch(r"[+-]?\d+(\.0+)?", str(value).strip()) for value in present):
+        numbers = np.array([float(value) for value in present])
+        if (len(numbers) >= FEWEST and len(set(np.diff(numbers))) == 1) or sample.name.lower() in ("index", "column 1"):
+            return _Guess("ignore", "a row number")
+        by_chance = math.exp(-(count**2) / (2 * float(np.ptp(numbers) + 1)))
+        is_code = by_chance < BY_CHANCE or np.abs(numbers).max() > EXACT or ID_NAMES.fullmatch(sample.name)
+        if len(set(numbers)) == count > 1 and is_code:
+            return _Guess("ignore", "a different whole number in each row, like an identifier")
+    return _Guess("number", "; ".join(sample.notes(dataset)))
+
+
+def _are_iso(told: list[Any]) -> bool:
+    """Return whether values are dates and times in ISO 8601."""
+    some = told[:SAMPLE]
+    marked = sum(not isinstance(value, str) or bool(re.match(r"\d{4}[-/.]", value)) for value in some)
+    return marked >= (1 - MISTAKES) * len(some) and _are(told, lambda values: cells.days(values, ""), MISTAKES)
+
+
+def _format_of(sample: _Sample, dataset: config.Table) -> str | None:
+    """Return the ``strptime`` format of dates; None for ISO 8601 and for values that are not dates.
+
+    Raises:
+        UserError: several formats fit.
+    """
+    texts = sorted({value for value in sample.told if isinstance(value, str)})
+    some = texts[:: math.ceil(len(texts) / SAMPLE)] if texts else []
+    few = [text for text in some[:: math.ceil(len(some) / 3)] if re.search(r"\d\D|\D\d", text)] if some else []
+    if not few or _are(some, lambda values: cells.days(values, "")):
+        return None
+    fitting = [form for form in FORMATS if any(_date(text, form) for text in few)]
+    for looked_at in (some, texts):  # All of them only where some do not decide.
+        shares = {form: _share_of_dates(looked_at, form) for form in fitting}
+        best = max(shares.values(), default=0.0)
+        if best < 1 - MISTAKES:
+            return None
+        fitting = [form for form, share in shares.items() if share == best]
+        # %b and %B both match May.
+        fitting = list({tuple(_date(text, form) for text in looked_at): form for form in fitting}.values())
+        if len(fitting) == 1:
+            return fitting[0]
+    name = sample.name
+    kind = "ignore" if name == dataset.time else "datetime"  # Rows are ordered by it, and a model need not see it.
+    ways = " or ".join(f"--set \"dataset.columns.{name}={{kind: {kind}, format: '{form}'}}\"" for form in fitting)
+    raise UserError(
+        f"dataset.source = '{dataset.source}': the dates of the column '{name}', such as {', '.join(some[:3])}, can be "
+        f"read in {len(fitting)} ways. Choose one: {ways}"
+    )
+
+
+def _date(text: str, form: str) -> datetime | None:
+    has_letters = any(map(str.isalpha, text))
+    if (":" in text) != ("%M" in form) or (has_letters != bool(LETTERS.search(form)) and text.isascii()):
+        return None  # At once: there are many forms.
+    try:
+        return datetime.strptime(text, form)  # noqa: DTZ007 - It is only compared with others.
+    except ValueError:
+        return None
+
+
+def _share_of_dates(texts: Sequence[str], form: str) -> float:
+    return sum(_date(text, form) is not None for text in texts) / len(texts)
+
+
+def _notes_on_categories(sample: _Sample, dataset: config.Table) -> list[str]:
+    """Return notes about words that are read as missing, and about values that differ only in case or spaces."""
+    texts = Counter(cells.spelled(value) for value in sample.values if isinstance(value, str))
+    notes = [
+        f"{texts[text]:,} of {len(sample.values):,} rows of '{sample.name}' are '{text}', read as missing; to keep it "
+        f"as a value: --set \"dataset.not_missing=['{text}']\""
+        for text in sorted(cells.MISSING_TEXTS - {""} - set(dataset.not_missing))
+        if texts[text]
+    ]
+    alike: dict[str, str] = {}
+    for text in texts:
+        seen = "".join(sign for sign in unicodedata.normalize("NFKC", text) if unicodedata.category(sign) != "Cf")
+        if (other := alike.setdefault(" ".join(seen.casefold().split()), text)) != text:
+            return [
+                *notes,
+                f"{other!r} and {text!r} of '{sample.name}' differ only in capital letters or spaces, and are two "
+                "values",
+            ]
+    return notes
+
+
+def _task(dataset: config.Table, targets: Sequence[_Sample]) -> str:
+    """Return the task.
+
+    Raises:
+        UserError: nested values, or several targets that are not all numeric.
+    """
+    if dataset.separator is not None:
+        return "multilabel"
+    for one in targets:
+        if one.is_nested:
+            raise UserError(
+                f"dataset.target = '{one.name}': has nested values, such as {shown(one.present[0])}. Give a column of "
+                "texts or numbers"
+            )
+    words = [one for one in targets if not one.told or not one.are_numbers()]
+    if len(targets) > 1 and words:
+        raise UserError(
+            f"dataset.target = '{', '.join(dataset.target)}': the column '{words[0].name}' has values that are not "
+            "numbers. Several targets are labels of 0 and 1, or numbers of a regression. Give one of them"
+        )
+    told = targets[0].told
+    if not told or (any(isinstance(value, bool) for value in told) and len(targets) == 1):
+        return "classification"
+    if words:
+        mistaken = len(set(told)) > MAX_CLASSES and targets[0].are_numbers(MISTAKES)
+        return "regression" if mistaken else "classification"
+    every = np.concatenate([cells.numbers(one.told, "", one.decimal) for one in targets])
+    if len(targets) > 1:
+        return "multilabel" if np.isin(every, (0, 1)).all() else "regression"
+    few = len(np.unique(every)) <= min(MAX_CLASSES, len(every) / 2)
+    return "classification" if few and (every == np.rint(every)).all() else "regression"
+
+
+def _refuse_labels_in_one_text(dataset: config.Table, target: _Sample) -> None:
+    """Refuse a target whose values may be several labels: hot, wet and hot;wet would be three classes."""
+    texts = {cells.spelled(value) for value in target.present}
+    for mark in (";", "|", ","):
+        several = {text for text in texts if mark in text}
+        labels = {part.strip() for text in several for part in text.split(mark)}
+        if labels & texts and len(labels | texts - several) < len(texts):
+            one = min(several, key=lambda text: (-sum(part.strip() in texts for part in text.split(mark)), text))
+            raise UserError(
+                f"dataset.target = '{target.name}': {shown(one)} may be {one.count(mark) + 1} labels or one class, "
+                f"because parts of it are also values. For labels: --set \"dataset.separator='{mark}'\"; for a class: "
+                f"--set dataset.task=classification (dataset.source = '{dataset.source}')"
+            )
+
+
+def _lines(
+    dataset: config.Table,
+    task: str,
+    columns: dict[str, config.TableColumn],
+    guessed: dict[str, _Guess],
+    notes: Sequence[str],
+) -> list[str]:
+    """Return a report of the guesses, in lines of 80 characters."""
+    if not guessed and dataset.task != "auto":
+        return []
+    rows = {"task": [f"{task} of {', '.join(dataset.target)}"]}
+    for name, column in columns.items():
+        why = guessed[name].why if name in guessed else ""
+        rows.setdefault(column.kind, []).append(f"{name} ({why})" if why else name)
+    lines = [f"guessed from the first rows; edit data/{dataset.name}/params.yaml if wrong:"]
+    for title, names in [*rows.items(), *(("note", [note]) for note in notes)]:
+        text = textwrap.wrap(", ".join(names), 80 - 12, break_on_hyphens=False)
+        lines += [f"  {title if line is text[0] else '':<10}{line}" for line in text]
+    return lines

@@ -1,0 +1,465 @@
+"""Reads raw examples for a trained model in parts, from the files and folders that the user gives, or standard input.
+
+The inputs are images, texts, tables or arrays. A broken input becomes an example with the reason, so that all others
+get their predictions. No part is kept, so memory use does not grow with the length of a file.
+"""
+
+import codecs
+import csv
+import io
+import itertools
+import json
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .answers import as_taken
+from .cells import Values, open_parquet, rows_of, values_of
+
+if TYPE_CHECKING:
+    from . import Arrays, Encoder
+
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+ARRAYS = (".npy", ".npz")
+PICTURES = (
+    *(".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"),
+    *(".tif", ".tiff", ".jp2", ".avif", ".ppm", ".pgm", ".ico", ".heic", ".heif"),
+)
+BY_PRODUCTS = {
+    *("@eadir", "@__thumb", "@recycle", "#recycle", "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini"),
+    *("$recycle.bin", "system volume information", "lost+found"),
+}
+"""Names, in lowercase, of files and folders that operating systems create among the user's files."""
+DELIMITERS = ",;\t|"
+NAMED_BY_PLACE = re.compile(r"column_\d+")
+"""A column of CSV without a header."""
+LINES_ABOVE = 20
+"""The most lines of CSV that may precede the header."""
+NAMING_ROWS = 1_000
+"""The number of first rows of JSON lines whose keys define the columns, for any size of parts."""
+PEEKED = 4096
+SHOWN = 20
+"""The most columns in a message."""
+
+
+class BadInput(ValueError):
+    """An input that a model cannot take at all."""
+
+
+def is_by_product(name: str) -> bool:
+    """Return whether a file or folder is not data but was created by a system (a NAS, Windows, macOS): hidden ones such
+    as .DS_Store and ._1.jpg, and ``BY_PRODUCTS``."""
+    return name.startswith(".") or name.lower() in BY_PRODUCTS
+
+
+@dataclass(frozen=True)
+class RawExamples:
+    """Consecutive examples."""
+
+    places: Sequence[tuple[str, int | None]]
+    """For each example, its file and its row from 1 on, without the header; None for a file that is one example."""
+    columns: Mapping[str, Values]
+    """The model's columns by name; or its prepared features, if ``prepared`` is true."""
+    broken: dict[int, str] = field(default_factory=dict)
+    """Why an example cannot be used, by its index in ``places``. Its values in the columns are then meaningless."""
+    folder: Path = Path()
+    """Relative paths of images in columns start here."""
+    prepared: bool = False
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a model takes."""
+
+    columns: dict[str, str]
+    """Kinds by name, as in ``records.Column``; empty for a model that takes only arrays."""
+    features: tuple[str, ...]
+    """Arrays as prepared, by name."""
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether an example is a file of an image."""
+        return list(self.columns.values()) == ["image"]
+
+    @property
+    def takes_lines(self) -> bool:
+        """Whether an example is a line of text, or a file of a folder."""
+        return list(self.columns.values()) == ["text"]
+
+    @property
+    def in_words(self) -> str:
+        """The allowed inputs, for a message."""
+        if not self.columns:
+            return f"arrays (.npy; .npz with {', '.join(self.features)})"
+        columns = [f"{name!r} ({kind})" for name, kind in self.columns.items()]
+        more = f" and {len(columns) - SHOWN:,} more" if len(columns) > SHOWN else ""
+        tables = f"tables (.csv, .tsv, .jsonl, .parquet) with {', '.join(columns[:SHOWN])}{more}"
+        if self.takes_files:
+            return f"images, folders of images, {tables}"
+        return f"files of lines of text, folders of texts, {tables}" if self.takes_lines else tables
+
+
+def has_foreign_bytes(text: str) -> bool:
+    """Return whether a text has bytes of another encoding, which ``surrogateescape`` keeps as surrogates."""
+    return not text.isascii() and any("\udc80" <= sign <= "\udcff" for sign in text)
+
+
+Row: TypeAlias = "Sequence[Any] | str"
+"""The values of the model's columns, or the reason why they cannot be used."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads the files that the user gives, at most ``part_rows`` examples at a time."""
+
+    wanted: Wanted
+    folder: Path
+    """Relative paths start here."""
+    part_rows: int
+    encoding: str
+    stdin: io.FileIO | None = None
+    """Unbuffered: a read returns the bytes that are already in the pipe."""
+    max_field: int = 2**26
+    """The most characters of a CSV value: an unclosed quote turns the rest of the file into one value."""
+
+    @property
+    def _codec(self) -> str:
+        """The codec of texts; for UTF-8 it drops the byte order mark that Windows writes."""
+        return "utf-8-sig" if codecs.lookup(self.encoding).name == "utf-8" else self.encoding
+
+    @property
+    def _contradiction(self) -> str:
+        """Why a text with bytes of another encoding is broken."""
+        return f"is not {self.encoding}: set its encoding, such as --encoding latin-1"
+
+    def _open_text(self, file: "io.BufferedReader[Any]") -> io.TextIOWrapper:
+        """Return the text of a file; a byte of another encoding breaks only its own row."""
+        codec = self._codec
+        if codec == "utf-8-sig" and file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            codec = "utf-16"
+        return io.TextIOWrapper(file, codec, "surrogateescape", newline="")
+
+    def check(self, inputs: Sequence[str]) -> None:
+        """Refuse inputs that the model cannot take, before any computation.
+
+        Raises:
+            BadInput: names the input, and the allowed ones.
+        """
+        takes_folders = self.wanted.takes_files or self.wanted.takes_lines
+        for name in inputs:
+            path = self.folder / name
+            if name != "-" and path.is_dir() and not takes_folders:
+                raise BadInput(f"'{name}' is a folder, and this model takes {self.wanted.in_words}")
+            is_table = path.suffix.lower() in TABLES and self.wanted.columns
+            if not (name == "-" or takes_folders or is_table or path.suffix.lower() in ARRAYS):
+                raise BadInput(f"'{name}': this model takes {self.wanted.in_words}")
+
+    def read(self, inputs: Sequence[str]) -> Iterator[RawExamples]:
+        """Yield the examples of all inputs, in their order.
+
+        Raises:
+            BadInput: a table lacks columns of the model, or a file cannot be read.
+        """
+        for are_pictures, names in itertools.groupby(inputs, self._names_pictures):
+            if are_pictures:
+                yield from self._of_files(file for name in names for file in _walk(name, self.folder / name))
+                continue
+            for name in names:
+                try:
+                    yield from self._of_stdin() if name == "-" else self._of_one(name, self.folder / name)
+                except BadInput:
+                    raise
+                except (OSError, OverflowError, TypeError, ValueError, csv.Error) as error:
+                    raise BadInput(f"'{name}' cannot be read ({_in_one_line(error)})") from None
+
+    def _names_pictures(self, name: str) -> bool:
+        """Return whether an input is an image file or a folder of images."""
+        path = self.folder / name
+        is_table = path.suffix.lower() in (*TABLES, *ARRAYS) and not path.is_dir()
+        return self.wanted.takes_files and name != "-" and not is_table
+
+    def _examples(self, rows: Iterator[tuple[str, int | None, Row]], folder: Path = Path()) -> Iterator[RawExamples]:
+        """Yield rows, each with its file and number, as examples."""
+        nothing = (None,) * len(self.wanted.columns)
+        while some := list(itertools.islice(rows, self.part_rows)):
+            files, numbers, given = zip(*some, strict=True)
+            broken = {place: row for place, row in enumerate(given) if isinstance(row, str)}
+            columns = zip(
+                *(nothing if isinstance(row, str) else row for row in given) if broken else given, strict=True
+            )
+            named = dict(zip(self.wanted.columns, map(list, columns), strict=True))
+            yield RawExamples(list(zip(files, numbers, strict=True)), named, broken, folder)
+
+    def _of_rows(self, name: str, rows: Iterator[Row], folder: Path) -> Iterator[RawExamples]:
+        """Yield the rows of a file, counted from 1, as examples."""
+        return self._examples(zip(itertools.repeat(name), itertools.count(1), rows, strict=False), folder)
+
+    def _of_files(self, files: Iterator[str]) -> Iterator[RawExamples]:
+        # Absolute, because a file may be called NA, which is a missing value in a table.
+        return self._examples((file, None, [os.path.abspath(self.folder / file)]) for file in files)
+
+    def _of_one(self, name: str, path: Path) -> Iterator[RawExamples]:
+        suffix = path.suffix.lower()
+        if path.is_dir():
+            yield from self._examples((file, None, self._text_of(self.folder / file)) for file in _walk(name, path))
+        elif suffix in ARRAYS:
+            yield from self._of_arrays(name, path)
+        elif suffix == ".parquet":
+            yield from self._of_rows(name, self._of_parquet(name, path), path.parent)
+        else:
+            with path.open("rb") as file:
+                if suffix in (".jsonl", ".ndjson"):
+                    rows = self._of_json(name, file)
+                else:
+                    rows = self._of_csv(name, file) if suffix in TABLES else self._of_lines(file)
+                yield from self._of_rows(name, rows, path.parent)
+
+    def _of_stdin(self) -> Iterator[RawExamples]:
+        """Yield the examples in standard input, whose kind is detected."""
+        if self.stdin is None:
+            raise BadInput("there is no standard input")
+        if not self.wanted.columns:
+            raise BadInput(f"'-': this model takes {self.wanted.in_words}, but not from standard input")
+        with io.BufferedReader(self.stdin, 2**20) as file:
+            start = file.peek(PEEKED)[:PEEKED]
+            # An image has zeros in its header, and a path has none.
+            if self.wanted.takes_files and b"\0" in start:
+                yield from self._examples(iter([("-", None, [file.read()])]))
+            elif start.lstrip().startswith(b"{"):
+                yield from self._of_rows("-", self._of_json("-", file), self.folder)
+            elif self.wanted.takes_files:
+                names = (line.rstrip(b"\n").decode("utf-8", "surrogateescape") for line in file)
+                yield from self._of_files(name for name in names if name)
+            else:
+                rows = self._of_lines(file) if self.wanted.takes_lines else self._of_csv("-", file)
+                yield from self._of_rows("-", rows, self.folder)
+
+    def _of_lines(self, file: "io.BufferedReader[Any]") -> Iterator[Row]:
+        with self._open_text(file) as text:
+            for line in text:
+                yield self._contradiction if has_foreign_bytes(line) else [line.rstrip("\r\n")]
+
+    def _text_of(self, path: Path) -> Row:
+        """Return the content of a file, or the reason why it is not text."""
+        if not path.is_file():  # A pipe would be waited for.
+            return "no such file"
+        if (suffix := path.suffix.lower()) in (*PICTURES, *TABLES, *ARRAYS):
+            return f"a {suffix} file is not text"
+        try:
+            return [path.read_bytes().decode(self._codec)]
+        except UnicodeError:
+            return self._contradiction
+        except OSError as error:
+            return f"cannot be read ({error.strerror})"
+
+    def _of_csv(self, name: str, file: "io.BufferedReader[Any]") -> Iterator[Row]:
+        """Yield the rows of CSV.
+
+        The header is the first line that has the model's columns; a title or comments may precede it. If the columns
+        are named by their places (``column_1``), a file needs no header. The delimiter is the comma, semicolon, tab or
+        bar that yields most of the model's columns.
+        """
+        columns = list(self.wanted.columns)
+        csv.field_size_limit(self.max_field)
+        with self._open_text(file) as text:
+            above = list(itertools.islice(text, LINES_ABOVE))
+            counts = [max(_count(above[place:], one, columns) for one in DELIMITERS) for place in range(len(above))]
+            header = counts.index(len(columns)) if len(columns) in counts else 0
+            by_place = not any(counts) and all(map(NAMED_BY_PLACE.fullmatch, columns))
+            delimiter = max(DELIMITERS, key=lambda one: _count(above[header:], one, () if by_place else columns))
+            reader = csv.reader(itertools.chain(above[header:], text), delimiter=delimiter, strict=True)
+            # As `prepare` names columns without a name.
+            top = next(reader, [])
+            names = [one.strip() or f"column {place}" for place, one in enumerate(top, 1)]
+            if by_place:
+                names = [f"column_{place}" for place in range(1, len(top) + 1)]
+            check_columns(name, columns, names)
+            places = [names.index(column) for column in columns]
+            # Two places, because itemgetter returns no sequence for one.
+            pick, rows = itemgetter(*places, places[0]), _rows_of_csv(reader, len(names))
+            for row in itertools.chain([top] if by_place else [], rows):
+                if isinstance(row, str):
+                    yield row
+                else:
+                    values = pick(row)[:-1]
+                    yield self._contradiction if has_foreign_bytes("".join(values)) else values
+
+    def _of_json(self, name: str, file: "io.BufferedReader[Any]") -> Iterator[Row]:
+        """Yield the objects of JSON lines; a row may omit missing values, but each column must be in one of the first
+        ``NAMING_ROWS``."""
+        columns = list(self.wanted.columns)
+        with self._open_text(file) as text:
+            rows = (
+                self._contradiction if has_foreign_bytes(line) else _parsed(line, columns)
+                for line in text
+                if line.strip()
+            )
+            naming = list(itertools.islice(rows, NAMING_ROWS))
+            if there := sorted(set().union(*(row for row in naming if isinstance(row, dict)))):
+                check_columns(name, columns, there)
+            for row in itertools.chain(naming, rows):
+                yield row if isinstance(row, str) else [row.get(column) for column in columns]
+
+    def _of_parquet(self, name: str, path: Path) -> Iterator[Row]:
+        """Yield the rows of Parquet."""
+        kinds = self.wanted.columns
+        with open_parquet(path) as file:
+            check_columns(name, list(kinds), list(file.schema_arrow.names))
+            for batch in file.iter_batches(self.part_rows, columns=list(kinds)):
+                frame = batch.to_pandas(ignore_metadata=True)  # A stored index is a column like the others.
+                read = (values_of(frame[one], "number" if kind == "number" else "text") for one, kind in kinds.items())
+                yield from zip(*map(rows_of, read), strict=True)
+
+    def _of_arrays(self, name: str, path: Path) -> Iterator[RawExamples]:
+        features = self.wanted.features
+        try:
+            found = load_arrays(path, features)
+        except BadInput as error:
+            raise BadInput(f"'{name}' {error}, and this model takes {self.wanted.in_words}") from None
+        if len(features) == len(found) == 1:  # Whatever it is called.
+            found = dict(zip(features, found.values(), strict=True))
+        if absent := [one for one in features if one not in found]:
+            raise BadInput(f"'{name}': these arrays are missing: {', '.join(absent)}")
+        arrays = {one: found[one] for one in features}
+        lengths = {array.shape[0] if array.shape else 0 for array in arrays.values()}
+        if len(lengths) > 1:
+            raise BadInput(f"'{name}': its arrays have different lengths: {', '.join(map(str, sorted(lengths)))}")
+        for first in range(0, max(lengths), self.part_rows):
+            some = {one: array[first : first + self.part_rows] for one, array in arrays.items()}
+            rows = range(first + 1, first + 1 + len(next(iter(some.values()))))
+            yield RawExamples([(name, row) for row in rows], some, {}, path.parent, prepared=True)
+
+
+def encode_part(
+    examples: RawExamples, encoder: "Encoder | None", takes: Mapping[str, tuple[tuple[Any, ...], Any]], who: str
+) -> "tuple[Arrays, dict[int, str]]":
+    """Return the features of the valid examples, and the reasons why others are invalid, by place.
+
+    Args:
+        examples: as a ``Reader`` yields them.
+        encoder: None if the model takes only arrays.
+        takes: shape and dtype of each array of an example.
+        who: names the model, for a message.
+
+    Raises:
+        BadInput: the model does not take these arrays.
+    """
+    if examples.prepared or encoder is None:
+        given = {name: np.asarray(array) for name, array in examples.columns.items()}
+        try:
+            return as_taken(takes, given, who), {}
+        except ValueError as error:
+            raise BadInput(f"'{examples.places[0][0]}': {error}") from None
+    columns = examples.columns
+    rows = [row for row in range(len(examples.places)) if row not in examples.broken]
+    if examples.broken:
+        columns = {name: [values[row] for row in rows] for name, values in columns.items()}
+    features, broken = encoder.encode_whole(columns, examples.folder)
+    return features, examples.broken | {rows[row]: why for row, why in broken.items()}
+
+
+def load_arrays(source: Path, wanted: Collection[str] = ()) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a .npz archive, a .npy file or a folder of .npy files, by name; never unpickle any.
+
+    Arrays of .npy files are memory-mapped; those of an archive are read into memory.
+
+    Args:
+        source: the file or folder.
+        wanted: the names of the arrays to return if there are several; by default all.
+
+    Raises:
+        BadInput: no such file, or an array that is damaged or contains objects.
+    """
+    try:
+        if source.suffix.lower() == ".npz" and not source.is_dir():
+            with source.open("rb") as file, np.lib.npyio.NpzFile(file) as archive:
+                return {name: archive[name] for name in _chosen(archive.files, wanted)}
+        files = {one.stem: one for one in (sorted(source.glob("[!.]*.npy")) if source.is_dir() else [source])}
+        return {name: np.lib.format.open_memmap(files[name], mode="r") for name in _chosen(files, wanted)}
+    except FileNotFoundError:
+        raise BadInput("no such file") from None
+    except Exception as error:  # NumPy and zipfile raise many kinds for a damaged file.
+        raise BadInput(f"cannot be read ({_in_one_line(error)})") from None
+
+
+def _chosen(names: Collection[str], wanted: Collection[str]) -> list[str]:
+    return [name for name in names if name in wanted or not wanted or len(names) == 1]
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def check_columns(name: str, columns: Sequence[str], there: Sequence[str]) -> None:
+    """Refuse a table without the columns that a model takes, or with one of them more than once.
+
+    Raises:
+        BadInput: names them.
+    """
+    if absent := [one for one in columns if one not in there]:
+        raise BadInput(
+            f"'{name}' is missing the {'column' if len(absent) == 1 else 'columns'} {', '.join(map(repr, absent))}. "
+            f"It has: {', '.join(map(repr, there))[:1000] or 'nothing'}"
+        )
+    if twice := [one for one in columns if there.count(one) > 1]:
+        raise BadInput(f"'{name}' has the column {', '.join(map(repr, twice))} more than once: keep only one")
+
+
+def _count(lines: Sequence[str], delimiter: str, columns: Sequence[str]) -> int:
+    """Return how many of the columns occur in the first row of some lines; without columns, its number of values."""
+    try:
+        found = [one.strip() for one in next(csv.reader(lines, delimiter=delimiter), [])]
+    except csv.Error:  # A row with a value that is too long.
+        return 0
+    return sum(column in found for column in columns) if columns else len(found)
+
+
+def _rows_of_csv(reader: Any, width: int) -> Iterator[list[str] | str]:
+    """Yield the values of each row, or the reason why it is invalid."""
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield f"not a valid CSV row ({error})"
+            continue
+        if len(row) == width:
+            yield row
+        elif row:
+            yield f"the number of values is {len(row)}, but the header has {width}"
+
+
+def _parsed(line: str, columns: Sequence[str]) -> dict[str, Any] | str:
+    """Return the object in a line of JSON, or the reason why it is invalid."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return f"not JSON ({error})"
+    if not isinstance(found, dict):
+        return f"not a JSON object: {repr(found)[:80]}"
+    nested = [column for column in columns if isinstance(found.get(column), dict | list)]
+    return f"column '{nested[0]}': contains a list or an object" if nested else found
+
+
+def _walk(name: str, path: Path) -> Iterator[str]:
+    """Yield a file, or all files in a folder and its subfolders, sorted, without those of ``is_by_product``."""
+    if not path.is_dir():
+        yield name
+        return
+
+    def unreadable(error: OSError) -> None:
+        raise BadInput(f"'{error.filename}' cannot be read ({error.strerror}): make it readable") from None
+
+    for place, folders, files in os.walk(path, onerror=unreadable):
+        folders[:] = sorted(one for one in folders if not is_by_product(one))
+        for file in sorted(files):
+            if not is_by_product(file):
+                yield os.path.join(name, os.path.relpath(os.path.join(place, file), path))

@@ -1,0 +1,376 @@
+"""Table files, read by pandas in chunks: CSV, TSV, Parquet and JSON lines; and the detection of headers."""
+
+import codecs
+import contextlib
+import csv
+import json
+import re
+import statistics
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+import numpy as np
+import pandas as pd
+
+from tasks import config
+from tasks.data.encoding.cells import MISSING_TEXTS, NO_NUMBER, Values, Wanted, open_parquet, values_of
+from tasks.system import background
+from tasks.system.errors import UserError, cut, listed
+from tasks.system.files import is_encoding, is_utf8
+
+CHUNK_ROWS = 65_536
+KEPT_BYTES = 192 * 2**20
+"""The values of a text file of at most this size are kept after the first pass; others are read for each pass."""
+BLOCK_BYTES = 2**18
+"""The size of a block of text that is searched for delimiters: it fits into a core's cache."""
+AHEAD = 2
+"""The number of chunks that are converted while the next one is read."""
+NOT_READ = (pd.errors.ParserError, csv.Error, OSError, OverflowError, TypeError, ValueError)
+"""Errors of pandas for a damaged file, an unsupported type, or a date beyond the year 9999."""
+LINES_LOOKED_AT, LINES_ABOVE = 50, 20
+"""How many lines of CSV are searched for the header, and how many may precede it."""
+EXCEL_DELIMITER = re.compile(r"\"?sep=(.)\"?", re.IGNORECASE)
+NUMBER = re.compile(r"\s*[+-]?\d+([.]\d+)?\s*")
+DELIMITERS = (";", "\t", "|", ",")
+Chunk = dict[str, Values]
+
+
+class TableFile:
+    """The columns of a file, by name, and their values from the first row to the last.
+
+    Args:
+        dataset: the file and its format; without a delimiter, the first lines of a CSV file determine it.
+
+    Raises:
+        UserError: no such file, not a table, or columns without a name or with the same name.
+    """
+
+    def __init__(self, dataset: config.Table) -> None:
+        self.path, self.source, self._dataset = config.project_root() / dataset.source, dataset.source, dataset
+        self.folder, self.suffix = self.path.parent, self.path.suffix.lower()
+        if not is_encoding(dataset.encoding):
+            raise UserError(f"dataset.encoding = '{dataset.encoding}': no such encoding. Allowed: utf-8, latin-1 ...")
+        self._encoding = "utf-8-sig" if is_utf8(dataset.encoding) else dataset.encoding
+        self._quoting: Literal[0, 3] = csv.QUOTE_NONE if dataset.quoting == "none" else csv.QUOTE_MINIMAL
+        self._kept: list[Chunk] = []
+        self.header_lines = 0
+        self._rows_are_checked = self.suffix in (".parquet", ".jsonl")
+        if not self.path.is_file():
+            raise self.refused("no such file")
+        self.delimiter = dataset.delimiter or ("\t" if self.suffix == ".tsv" else ",")
+        if self.suffix == ".csv" and dataset.delimiter is None:
+            self.delimiter = _delimiter(_first_lines(self.path, self._encoding)[(dataset.header or 1) - 1 :])
+        with self._explained():
+            self.names = self._names()
+        if not self.names:
+            raise self.refused("it is empty")
+        if twice := sorted({name for name in self.names if self.names.count(name) > 1}):
+            raise self.refused(
+                f"{len(twice)} of its columns {'has' if len(twice) == 1 else 'have'} the name of another one: "
+                f"{listed([repr(name) for name in twice])}. Rename the columns; or, if the first line contains "
+                "values, --set dataset.header=null"
+            )
+
+    def refused(self, reason: str) -> UserError:
+        """Return the message for a file that cannot be read."""
+        return UserError(f"dataset.source = '{self.source}': {reason}")
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Convert the errors of a file that cannot be read into a message."""
+        try:
+            yield
+        except UnicodeError:
+            raise self.refused(
+                f"its text is not {self._dataset.encoding}. Set its encoding, such as --set dataset.encoding=cp1252 "
+                "(Windows), latin-1 or utf-16, or save it as utf-8"
+            ) from None
+        except NOT_READ as error:
+            raise self.refused(f"cannot be read ({cut(str(error))})") from None
+
+    def _names(self) -> list[str]:
+        if self.suffix == ".parquet":
+            return list(open_parquet(self.path).schema_arrow.names)
+        if self.suffix == ".jsonl":
+            return list(dict.fromkeys(name for row in self._json_rows() for name in row))
+        header = self._dataset.header
+        with self._open() as file:
+            above = (header or 1) - 1
+            reader = self._csv_reader(islice(file, above, None))
+            # pandas writes an index without a name, and Excel a column that was once used.
+            names = [name.strip() or f"column {place}" for place, name in enumerate(next(reader, []), 1)]
+            if header is None:
+                return [f"column_{place}" for place in range(1, len(names) + 1)]
+            self.header_lines = above + reader.line_num
+        return names
+
+    def _open(self) -> TextIO:
+        return self.path.open(encoding=self._encoding, newline="")
+
+    def _csv_reader(self, lines: Iterable[str], strict: bool = False) -> Any:
+        csv.field_size_limit(2**31 - 1)  # A value may be a book: pandas knows no limit either.
+        return csv.reader(lines, delimiter=self.delimiter, quoting=self._quoting, strict=strict)
+
+    def chunks(self, wanted: Mapping[str, Wanted], names: Collection[str]) -> Iterator[Chunk]:
+        """Yield the values of some columns in chunks, which are the same in each pass.
+
+        Args:
+            wanted: how the columns of all passes are read, the same in each.
+            names: the columns of this pass.
+
+        Raises:
+            UserError: rows of different lengths, text in another encoding, or a damaged file.
+        """
+        if self.suffix == ".parquet" or self.path.stat().st_size > KEPT_BYTES:
+            yield from self.read({name: wanted[name] for name in names})
+            return
+        self._kept = self._kept or list(self.read(wanted))
+        for chunk in self._kept:
+            yield {name: chunk[name] for name in names}
+
+    def read(self, wanted: Mapping[str, Wanted], rows_at_once: int | None = None) -> Iterator[Chunk]:
+        """Yield the values of columns in chunks, optionally smaller ones and none ahead, and keep nothing."""
+        read = {".parquet": self._read_parquet, ".jsonl": self._read_json}.get(self.suffix, self._read_csv)
+
+        def converted(frame: pd.DataFrame) -> Chunk:
+            return {name: values_of(frame[name], how) for name, how in wanted.items()}
+
+        rows = 0
+        with self._explained():
+            self._check_rows()
+            frames = read(wanted, min(rows_at_once or CHUNK_ROWS, CHUNK_ROWS))
+            for chunk in background.in_order(converted, frames, threads=AHEAD, ahead=0 if rows_at_once else AHEAD):
+                rows += num_rows_of(chunk)
+                yield chunk
+        if not rows:
+            raise self.refused("it has no rows")
+
+    def _read_csv(
+        self, wanted: Mapping[str, Wanted], chunk_rows: int, codes: frozenset[str] = frozenset(), done: int = 0
+    ) -> Iterator[pd.DataFrame]:
+        """Yield the rows after the first ``done`` chunks.
+
+        pandas infers the type of each column, which takes half the time of reading texts. But it would read the code
+        01067 as 1067: from the first chunk in which it takes columns for numbers that are not, they are ``codes``,
+        which are read as texts.
+        """
+        numbers = [name for name, how in wanted.items() if how == "number"]
+        others = wanted.keys() - set(numbers)
+        with contextlib.suppress(pd.errors.EmptyDataError), self._open() as file:
+            for _ in range(self.header_lines):  # With skiprows, pandas takes half as long again.
+                file.readline()
+            frames = pd.read_csv(
+                file,
+                sep=self.delimiter,
+                header=None,
+                names=self.names,
+                index_col=False,
+                usecols=list(wanted),
+                dtype=dict.fromkeys(codes, "object"),
+                na_values={name: sorted(MISSING_TEXTS | NO_NUMBER) for name in numbers},
+                keep_default_na=False,
+                decimal=self._dataset.decimal or ".",
+                quoting=self._quoting,
+                chunksize=chunk_rows,
+                low_memory=False,
+            )
+            for frame in islice(frames, done, None):
+                if inferred := {name for name in others if not pd.api.types.is_string_dtype(frame[name].dtype)}:
+                    yield from self._read_csv(wanted, chunk_rows, codes | inferred, done)
+                    return
+                truths = [name for name in numbers if frame[name].dtype in (bool, object)]
+                yield frame.astype(dict.fromkeys(truths, str)) if truths else frame  # "True" is not a number.
+                done += 1
+
+    def _check_rows(self) -> None:
+        """Refuse rows with fewer or more values than the header, and a stray quote, which turns all rows up to the next
+        quote into one value: pandas accepts both silently.
+
+        Without quotes, counting delimiters is enough: Python's reader takes a second for 60 MB.
+        """
+        if self._rows_are_checked:
+            return
+        self._rows_are_checked = True
+        if self._is_even():
+            return
+        width, above = len(self.names), self.header_lines
+        ragged: list[tuple[int, list[str]]] = []
+        count, end = 0, above
+        of_row: list[str] = []
+        several: list[tuple[int, int, bool]] = []
+        """Rows of several lines: the first and the last line, and whether each line alone would be a row."""
+        with self._open() as file:
+            rows = self._csv_reader(_noted(islice(file, above, None), of_row), strict=True)
+            try:
+                for row in rows:
+                    first, end = end + 1, above + rows.line_num
+                    if row and len(row) != width:
+                        count += 1
+                        ragged = ragged or [(first, row)]
+                    if len(of_row) > 1:
+                        are_rows = all(text.count(self.delimiter) == width - 1 for text in of_row)
+                        several.append((first, end, are_rows))
+                    of_row.clear()
+            except csv.Error as error:
+                raise self.refused(
+                    f"line {end + 1} opens a quote that no delimiter follows ({error}), so that lines {end + 1} to "
+                    f"{above + rows.line_num} would be one row. Fix it, or read quotes as ordinary characters: --set "
+                    "dataset.quoting=none"
+                ) from None
+        for first, row in ragged:
+            raise self.refused(
+                f"{count} of its rows {'does' if count == 1 else 'do'} not have the {width} values of its header: line "
+                f"{first} has {len(row)}: {cut(self.delimiter.join(row), 80)!r}. Fix them, quote values that contain "
+                f"{self.delimiter!r}, or set another delimiter (--set dataset.delimiter=';') or header line (--set "
+                "dataset.header=2)"
+            )
+        if self._dataset.quoting is None and width > 1 and several and all(are_rows for *_, are_rows in several):
+            first, end, _ = several[0]
+            raise self.refused(
+                f"line {first} opens a quote that line {end} closes, and each of these lines may be a row or they are "
+                "one value. Give --set dataset.quoting=none if each is a row, or --set dataset.quoting=minimal if it "
+                "is one value"
+            )
+
+    def _is_even(self) -> bool:
+        """Return whether all lines below the header provably have the same number of delimiters and no quote."""
+        width = len(self.names) - 1
+        if not is_ascii_based(self._encoding) or not self.delimiter.isascii():
+            return False
+        with self.path.open("rb") as file:
+            for _ in range(self.header_lines):
+                file.readline()
+            while block := file.read(BLOCK_BYTES) + file.readline():
+                signs = np.frombuffer(block.rstrip(b"\r\n") + b"\n", np.uint8)
+                ends, found = np.flatnonzero(signs == ord("\n")), np.flatnonzero(signs == ord(self.delimiter))
+                if b'"' in block or (len(signs) > 1 and len(found) != width * len(ends)):
+                    return False
+                # The last delimiter of each line, and the first one of the next, are on their sides of its end.
+                if (
+                    width
+                    and len(found)
+                    and ((found[width - 1 :: width] > ends).any() or (found[width::width] < ends[:-1]).any())
+                ):
+                    return False
+        return True
+
+    def _read_parquet(self, wanted: Mapping[str, Wanted], chunk_rows: int) -> Iterator[pd.DataFrame]:
+        for batch in open_parquet(self.path).iter_batches(chunk_rows, columns=list(wanted)):
+            yield batch.to_pandas(ignore_metadata=True)  # A stored index is a column like the others.
+
+    def _read_json(self, wanted: Mapping[str, Wanted], chunk_rows: int) -> Iterator[pd.DataFrame]:
+        rows = self._json_rows()
+        while some := list(islice(rows, chunk_rows)):
+            yield pd.DataFrame({name: pd.Series([row.get(name) for row in some], dtype=object) for name in wanted})
+
+    def _json_rows(self) -> Iterator[dict[str, Any]]:
+        with self._open() as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                    json.dumps(row, ensure_ascii=False).encode() if "\\ud" in line.lower() else None
+                except UnicodeEncodeError:
+                    raise self.refused(
+                        f"line {number} has half of a character (such as \\ud83d alone), "
+                        "which is not valid text. Write the whole character"
+                    ) from None
+                except (ValueError, RecursionError) as error:
+                    raise self.refused(f"line {number} is not JSON ({cut(str(error))})") from None
+                if not isinstance(row, dict):
+                    raise self.refused(f"line {number} is not a JSON object: {cut(line, 80)!r}")
+                yield row
+
+
+def _noted(lines: Iterable[str], noted: list[str]) -> Iterator[str]:
+    """Yield lines, each after it was added to ``noted``."""
+    for line in lines:
+        noted.append(line)
+        yield line
+
+
+def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
+    """Return a dataset with the number of the CSV header line, unless the user gave it, and lines that report it.
+
+    It is the first line that names the targets; blank lines, comments, a title and ``sep=;``, Excel's note of the
+    delimiter, may precede it.
+    """
+    path = config.project_root() / dataset.source
+    if not path.is_file():
+        return dataset, []
+    with path.open("rb") as file:
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) and "encoding" not in dataset.model_fields_set:
+            dataset = dataset.model_copy(update={"encoding": "utf-16"})
+    if "header" in dataset.model_fields_set or path.suffix.lower() not in (".csv", ".tsv"):
+        return dataset, []
+    lines = _first_lines(path, dataset.encoding)
+    named = [match[1] for line in lines[:LINES_ABOVE] if (match := EXCEL_DELIMITER.fullmatch(line.strip()))]
+    given = dataset.delimiter or ("\t" if path.suffix.lower() == ".tsv" else None)
+    delimiter = given or (named[0] if named else _delimiter(lines))
+    reader, rows, place = csv.reader(lines, delimiter=delimiter), [], 0
+    for row in reader:
+        rows.append((place, [value.strip() for value in row]))
+        place = reader.line_num  # A row may have several lines.
+    width = statistics.mode([len(row) for _, row in rows if row] or [0])
+    targets = {name.strip() for one in dataset.target for name in one.split(",")}
+    naming = [place for place, row in rows if targets and targets <= {*row} and not any(map(NUMBER.fullmatch, row))]
+    if not naming:  # Then it is the first line that is no title: R writes one name less, because row names have none.
+        likely = (place for place, row in rows if len(row) >= width - 1 and sum(map(bool, row)) > (width > 2))
+        naming = list(likely)
+    place = min(naming, default=0)
+    if not 0 < place < LINES_ABOVE:
+        return dataset, []
+    above = [cut(repr(text.strip()), 60) for text in lines[:place] if text.strip()]
+    said = f"line {place + 1} names the columns; above it: {listed(above) or 'blank lines'}"
+    update = {"header": place + 1, "delimiter": delimiter if named and delimiter != "," else dataset.delimiter}
+    return dataset.model_copy(update=update), [said]
+
+
+def doubtful_header(file: TableFile) -> str | None:
+    """Return a note if the first line looks like values and not like column names."""
+    if file.suffix not in (".csv", ".tsv") or not file.header_lines:
+        return None
+    numbers = [name for name in file.names if NUMBER.fullmatch(name)]
+    # 2023, 2024, 2025 and 0, 1, 2 are column names.
+    if not numbers or (all(map(str.isdigit, numbers)) and len(set(np.diff(np.array(numbers, float)))) < 2):
+        return None
+    return (
+        f"the first line is taken for the header: {cut(', '.join(file.names), 60)}. A file without one: --set "
+        "dataset.header=null, and its columns are column_1, column_2, ..."
+    )
+
+
+def _first_lines(path: Path, encoding: str) -> list[str]:
+    """Return the first lines of a file; none if it cannot be read, which TableFile reports."""
+    try:
+        with path.open(encoding=encoding, newline="") as file:
+            csv.field_size_limit(2**31 - 1)  # As TableFile reads them.
+            return [line.lstrip("\ufeff") for line in islice(file, LINES_LOOKED_AT)]
+    except (OSError, ValueError, LookupError):
+        return []
+
+
+def _delimiter(lines: Sequence[str]) -> str:
+    """Return the delimiter of the first line with several values: the one that gives the most values; a comma, which
+    numbers may contain, only if no other one gives as many."""
+    for line in lines:
+        widths = {one: len(next(csv.reader([line], delimiter=one), [])) for one in DELIMITERS}
+        if max(widths.values()) > 1 and not line.startswith("#"):
+            return max(DELIMITERS, key=widths.__getitem__)
+    return ","
+
+
+def is_ascii_based(encoding: str) -> bool:
+    """Return whether each byte below 128 is an ASCII character in this encoding."""
+    try:
+        return is_utf8(encoding) or bytes(range(128)).decode(encoding) == "".join(map(chr, range(128)))
+    except UnicodeError:
+        return False
+
+
+def num_rows_of(chunk: Mapping[str, Values]) -> int:
+    """Return the number of rows of some columns."""
+    return len(next(iter(chunk.values()), ()))
