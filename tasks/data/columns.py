@@ -7,7 +7,10 @@ import textwrap
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -139,7 +142,8 @@ def _check_roles(dataset: config.Table, file: TableFile) -> None:
             )
 
 
-class _Sample(NamedTuple):
+@dataclass(frozen=True)
+class _Sample:
     """The first values of a column."""
 
     name: str
@@ -150,9 +154,14 @@ class _Sample(NamedTuple):
     """Without values that are missing in a column of numbers or dates, either; texts are stripped."""
     decimal: str = "."
 
+    @cached_property
+    def lines(self) -> str:
+        """The texts in ``told``, a line each: one search in all of them takes a tenth of the time of many."""
+        return "\n".join(value for value in self.told if isinstance(value, str))
+
     @property
     def is_nested(self) -> bool:
-        return any(isinstance(value, list | dict | bytes) for value in self.present)
+        return any(isinstance(value, (list, dict, bytes)) for value in self.present)
 
     def are_numbers(self, mistakes: float = 0.0) -> bool:
         """Return whether all values are numbers, or all but the fraction ``mistakes``."""
@@ -164,8 +173,8 @@ class _Sample(NamedTuple):
         Raises:
             UserError: the numbers are in several currencies.
         """
-        count, texts = len(self.values), [value for value in self.told if isinstance(value, str)]
-        marks = {*re.findall(f"{cells.CURRENCY}|%", "\n".join(texts))}
+        count, texts = len(self.values), self.lines.split("\n")
+        marks = {*re.findall(f"{cells.CURRENCY}|%", re.sub(r"\d[\d.,\s-]*", " ", self.lines))}
         if len(currencies := sorted(marks - {"%"})) > 1:
             raise UserError(
                 f"dataset.source = '{dataset.source}': the column '{self.name}' has numbers in several currencies: "
@@ -207,7 +216,7 @@ def fill_in(dataset: config.Table, file: TableFile) -> tuple[config.Table, list[
     if dataset.decimal is None:
         decimal, notes = _decimal(dataset, looked.values(), file.delimiter)
         dataset = dataset.model_copy(update={"decimal": decimal if decimal == "," or notes else None})
-    looked = {name: sample._replace(decimal=dataset.decimal or ".") for name, sample in looked.items()}
+    looked = {name: replace(sample, decimal=dataset.decimal or ".") for name, sample in looked.items()}
     targets = [looked[name] for name in dataset.target]
     guessed = {name: _kind(looked[name], dataset) for name in others}
     are_lists = targets[0].present and all(cells.LIST.fullmatch(cells.spelled(value)) for value in targets[0].present)
@@ -269,9 +278,9 @@ def _look(file: TableFile, names: Iterable[str], dataset: config.Table) -> dict[
     for name, values in found.items():
         missing = cells.is_missing(values, dataset.not_missing).tolist()
         present = [value for value, absent in zip(values, missing, strict=True) if not absent]
-        told = [value for value in present if not cells.is_no_number(value)]
-        stripped = [value.strip() if isinstance(value, str) else value for value in told]
-        samples[name] = _Sample(name, values, present, stripped)
+        stripped = [value.strip() if isinstance(value, str) else value for value in present]
+        told = [value for value in stripped if not cells.is_no_number(value)]
+        samples[name] = _Sample(name, values, present, told)
     return samples
 
 
@@ -281,7 +290,8 @@ def _are(values: list[Any], read: Callable[[list[Any]], Any], mistakes: float = 
         read(values)
     except BadValue:
         sample = values[:: math.ceil(len(values) / SAMPLE)]
-        return mistakes > 0 and sum(_are([value], read) for value in sample) >= (1 - mistakes) * len(sample)
+        wrong = (value for value in sample if not _are([value], read))
+        return mistakes > 0 and not any(True for _ in islice(wrong, int(mistakes * len(sample)), None))
     return True
 
 
@@ -295,13 +305,12 @@ def _decimal(dataset: config.Table, looked: Iterable[_Sample], delimiter: str) -
     # 1.234 is a fraction unless another column has decimal commas, or Excel wrote the file with a locale that has.
     probably_fractions: dict[str, str] = {}
     for sample in looked:
-        texts = [value for value in sample.told if isinstance(value, str)]
+        texts = sample.lines.split("\n")
         marked = [text for text in texts if "," in text or "." in text]
         if not marked or (sample.name in dataset.target and dataset.separator is not None):
             continue
-        only = sample._replace(told=texts)
-        readings = [decimal for decimal in ".," if only._replace(decimal=decimal).are_numbers(MISTAKES)]
-        with_currency = any(re.search(cells.CURRENCY, text) for text in marked)
+        readings = [decimal for decimal in ".," if replace(sample, told=texts, decimal=decimal).are_numbers(MISTAKES)]
+        with_currency = len(readings) > 1 and re.search(cells.CURRENCY, "\n".join(marked)) is not None
         if len(readings) == 1:
             found[readings[0]][sample.name] = marked[0]
         elif readings and (commas := [text for text in marked if "," in text]):
@@ -335,7 +344,7 @@ def _decimal(dataset: config.Table, looked: Iterable[_Sample], delimiter: str) -
 
 def _kind(sample: _Sample, dataset: config.Table) -> _Guess:
     """Return the kind of a column."""
-    name, values, present, told, _ = sample
+    name, values, present, told = sample.name, sample.values, sample.present, sample.told
     if sample.is_nested:
         return _Guess("ignore", "nested values")
     distinct = len(set(present))
@@ -354,21 +363,24 @@ def _kind(sample: _Sample, dataset: config.Table) -> _Guess:
             return _Guess("datetime", "; ".join(sample.absent()))
         if (form := _format_of(sample, dataset)) is not None:
             return _Guess("datetime", "; ".join([f"written as {form}", *sample.absent()]), form)
-    texts = [cells.spelled(value) for value in present]
-    if sum(PICTURES.fullmatch(text) is not None for text in texts) >= (1 - MISTAKES) * len(texts):
+    texts: Counter[str] = Counter()
+    for value, times in Counter(present).items():
+        texts[cells.spelled(value)] += times
+    if sum(texts[text] for text in texts if PICTURES.fullmatch(text)) >= (1 - MISTAKES) * len(present):
         return _Guess("image")
-    unspaced = [UNSPACED_CHARACTER.sub(" x ", text) for text in texts]
-    length = sum(len(text.split()) for text in unspaced) / len(texts)
-    has_letters = any(map(str.isalpha, "".join(texts[:SAMPLE])))
-    if length >= WORDS_OF_A_TEXT and distinct > len(texts) / 2 and has_letters:
-        return _Guess("text", "each character is a word, as there are no spaces" if unspaced != texts else "")
+    unspaced = {text: UNSPACED_CHARACTER.sub(" x ", text) for text in texts}
+    length = sum(len(unspaced[text].split()) * times for text, times in texts.items()) / len(present)
+    has_letters = any(map(str.isalpha, "".join(islice(texts, SAMPLE))))
+    if length >= WORDS_OF_A_TEXT and distinct > len(present) / 2 and has_letters:
+        are_spaced = all(text == one for text, one in unspaced.items())
+        return _Guess("text", "" if are_spaced else "each character is a word, as there are no spaces")
     if distinct == len(values) and len(values) >= FEWEST:
         return _Guess("ignore", "a different value in each row")
     if {text.lower() for text in texts} <= splits.WORDS.keys():
         return _Guess("category", f"names of splits: --set dataset.split_column={name} uses them")
     words = [value for value in told if isinstance(value, str)]
     words = words[:: 1 + len(words) // SAMPLE]
-    numeric = sum(sample._replace(told=[word]).are_numbers() for word in words) / max(1, len(words))
+    numeric = sum(replace(sample, told=[word]).are_numbers() for word in words) / max(1, len(words))
     return _Guess("category", f"{numeric:.0%} of its values are numbers" if numeric > 0.5 else "")
 
 
@@ -376,7 +388,7 @@ def _kind_of_numbers(sample: _Sample, dataset: config.Table) -> _Guess:
     """Return whether numbers are quantities, categories or identifiers."""
     present, count = sample.present, len(sample.values)
     # 01234 is a code, such as a postal code.
-    if any(isinstance(value, str) and re.fullmatch(r"0\d+", value) for value in sample.told):
+    if re.search(r"^0\d+$", sample.lines, re.MULTILINE):
         return _Guess("category")
     # Only plain whole numbers without a missing value can be identifiers.
     if len(present) == count and all(re.fullmatch(r"[+-]?\d+(\.0+)?", str(value).strip()) for value in present):

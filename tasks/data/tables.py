@@ -236,24 +236,18 @@ class TableFile:
 
     def _is_even(self) -> bool:
         """Return whether all lines below the header provably have the same number of delimiters and no quote."""
-        width = len(self.names) - 1
         if not is_ascii_based(self._encoding) or not self.delimiter.isascii():
             return False
+        delimiter = self.delimiter.encode()
+        line, others = delimiter * (len(self.names) - 1) + b"\n", bytes({*range(256)} - {*delimiter, *b'\n"'})
         with self.path.open("rb") as file:
             for _ in range(self.header_lines):
                 file.readline()
             while block := file.read(BLOCK_BYTES) + file.readline():
-                signs = np.frombuffer(block.rstrip(b"\r\n") + b"\n", np.uint8)
-                ends, found = np.flatnonzero(signs == ord("\n")), np.flatnonzero(signs == ord(self.delimiter))
-                if b'"' in block or (len(signs) > 1 and len(found) != width * len(ends)):
-                    return False
-                # The last delimiter of each line, and the first one of the next, are on their sides of its end.
-                if (
-                    width
-                    and len(found)
-                    and ((found[width - 1 :: width] > ends).any() or (found[width::width] < ends[:-1]).any())
-                ):
-                    return False
+                if text := block.rstrip(b"\r\n"):
+                    marks = text.translate(None, others) + b"\n"
+                    if marks != line * (len(marks) // len(line)):
+                        return False
         return True
 
     def _read_parquet(self, wanted: Mapping[str, Wanted], chunk_rows: int) -> Iterator[pd.DataFrame]:

@@ -95,12 +95,13 @@ class Look:
 
 def equal_to_earlier(hashes: Hashes) -> tuple[Rows, Rows]:
     """Return the ascending places of hashes that also occur at an earlier place, and their first places."""
-    numbers, different = pd.factorize(hashes)
-    firsts = np.zeros(len(different), np.int64)
-    firsts[numbers[::-1]] = np.arange(len(hashes))[::-1]  # The last assignment stays.
-    twins = firsts[numbers]
-    later = np.flatnonzero(twins != np.arange(len(hashes)))
-    return later, twins[later]
+    ordered = np.sort(hashes)
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    some = np.flatnonzero(np.isin(hashes, repeated)) if len(repeated) else np.zeros(0, np.int64)
+    _, firsts, numbers = np.unique(hashes[some], return_index=True, return_inverse=True)
+    twins = some[firsts[numbers]]
+    later = twins != some
+    return some[later], twins[later]
 
 
 def pairs(hashes: Hashes, coarse: npt.NDArray[np.int8]) -> tuple[Rows, bool]:

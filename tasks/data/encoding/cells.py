@@ -303,24 +303,21 @@ def instants(values: Values, column: str, form: str | None = None) -> npt.NDArra
         return values.astype("datetime64[us]")
     import pandas as pd
 
-    def parsed(given: Sequence[Any]) -> npt.NDArray[np.datetime64]:
+    def parsed(given: Any) -> npt.NDArray[np.datetime64]:
         texts = pd.Series(given, dtype=object)
         texts = texts.mask(texts.isin(("now", "today")))  # pandas takes them for the moment at which it reads.
         read = pd.to_datetime(texts, format=form or "ISO8601", utc=True, errors="coerce")
         times: npt.NDArray[np.datetime64] = read.dt.tz_localize(None).to_numpy("datetime64[us]", copy=True)
         return times
 
-    values = rows_of(values)
-    found, rows = np.full(len(values), "NaT", "datetime64[us]"), np.arange(len(values))
-    if pd.api.types.infer_dtype(values, skipna=True) == "string":  # All at once; looking at each takes twice as long.
-        found = parsed(values)
-        rows = np.flatnonzero(np.isnat(found))
+    given = values = np.fromiter(rows_of(values), object, len(values)) if hasattr(values, "codes") else values
+    if pd.api.types.infer_dtype(values, skipna=True) != "string":
+        given = [value if isinstance(value, (str, date, np.datetime64)) else None for value in values]
+    found = parsed(given)
+    rows = np.flatnonzero(np.isnat(found))
     others = [values[row] for row in rows.tolist()]
     absent = np.fromiter(map(is_no_number, others), bool, len(others))
-    given = [value.strip() if isinstance(value, str) else value for value in others]
-    are_dates = [isinstance(value, str | date | np.datetime64) for value in given]
-    known = np.array(are_dates, bool) & ~absent
-    found[rows] = parsed([value if is_one else None for value, is_one in zip(given, known, strict=True)])
+    found[rows] = parsed([value.strip() if isinstance(value, str) else None for value in others])
     if (wrong := np.isnat(found[rows]) & ~absent).any():
         row = int(rows[wrong.argmax()])
         wanted = f"the form {form}" if form else "ISO 8601 (2026-01-31, 2026-01-31 18:30)"
