@@ -57,6 +57,7 @@ FORMATS = (*(f"{day}{time}" for day in DATES for time in TIMES), "%a %b %d %H:%M
 """Common formats of dates besides ISO 8601."""
 LETTERS = re.compile("%[AaBbp]|T")
 """Marks a format that contains letters."""
+WHOLE_NUMBER = re.compile(r"[+-]?\d+(\.0+)?")
 COMPACT_DATE = re.compile(r"(19|20)\d{6}")
 MAX_FOLDERS = 20
 """If image paths lead to more places next to the table, DVC tracks the whole folder of the table."""
@@ -216,7 +217,8 @@ def fill_in(dataset: config.Table, file: TableFile) -> tuple[config.Table, list[
     if dataset.decimal is None:
         decimal, notes = _decimal(dataset, looked.values(), file.delimiter)
         dataset = dataset.model_copy(update={"decimal": decimal if decimal == "," or notes else None})
-    looked = {name: replace(sample, decimal=dataset.decimal or ".") for name, sample in looked.items()}
+    if dataset.decimal == ",":
+        looked = {name: replace(sample, decimal=",") for name, sample in looked.items()}
     targets = [looked[name] for name in dataset.target]
     guessed = {name: _kind(looked[name], dataset) for name in others}
     are_lists = targets[0].present and all(cells.LIST.fullmatch(cells.spelled(value)) for value in targets[0].present)
@@ -391,7 +393,7 @@ def _kind_of_numbers(sample: _Sample, dataset: config.Table) -> _Guess:
     if re.search(r"^0\d+$", sample.lines, re.MULTILINE):
         return _Guess("category")
     # Only plain whole numbers without a missing value can be identifiers.
-    if len(present) == count and all(re.fullmatch(r"[+-]?\d+(\.0+)?", str(value).strip()) for value in present):
+    if len(present) == count and all(map(WHOLE_NUMBER.fullmatch, map(str.strip, map(str, present)))):
         numbers = np.array([float(value) for value in present])
         if (len(numbers) >= FEWEST and len(set(np.diff(numbers))) == 1) or sample.name.lower() in ("index", "column 1"):
             return _Guess("ignore", "a row number")
