@@ -54,7 +54,7 @@ def comparison(
     repeats: Annotated[int, Field(ge=1)] | None = None,
     fresh: bool = False,
 ) -> Comparison:
-    """Train and evaluate one model under each strategy and loop, with the same data, seed, epochs and global batch.
+    """Train and evaluate one model under each strategy and loop, with the same data, seeds, epochs and global batch.
 
     If the same comparison was killed, it continues with the missing trainings.
 
@@ -64,7 +64,8 @@ def comparison(
         recipe: a name in recipes/, which overrides params.yaml; or several, each overriding those before it.
         overrides: single settings: {"train.epochs": 3}. "strategy.devices" applies to each strategy that has this key,
             "strategy.mirrored.devices" to one.
-        repeats: how often to train each, in rounds; null means twice, or once if a round takes over ten minutes.
+        repeats: how often to train each, in rounds; null means twice, or once if a round takes over ten minutes. Each
+            round has its own seed: `train.seed`, then the next numbers.
         fresh: start a new comparison even if the same one is unfinished.
 
     Raises:
@@ -107,7 +108,8 @@ def _compare(
         while rounds < (repeats or REPEATS):
             rounds += 1
             # Reverse the order in each round, so that a machine that gets busier favours no row.
-            for pair, found in rows[:: 1 if rounds % 2 else -1]:
+            for planned_pair, found in rows[:: 1 if rounds % 2 else -1]:
+                pair = planned_pair.in_round(rounds)
                 refused = found and found[0].reason is not None
                 if refused or rounds in {repeat.round for row in found for repeat in row.repeats}:
                     continue
@@ -208,7 +210,10 @@ def _seconds_of_others() -> float:
 
 
 def median_row(found: Sequence[ComparisonRow]) -> ComparisonRow:
-    """Return one row for all rounds, with the medians and some ranges of their figures; the first row if all failed."""
+    """Return one row for all rounds, with the medians and some ranges of their figures; the first row if all failed.
+
+    Its metrics are those of the first round, which has the given seed.
+    """
     first, *_ = worked = [row for row in found if row.reason is None] or found[:1]
     figures: dict[str, Any] = {}
     for name in FIGURES:
@@ -217,10 +222,11 @@ def median_row(found: Sequence[ComparisonRow]) -> ComparisonRow:
     if figures["peak_memory_bytes"] is not None:
         figures["peak_memory_bytes"] = round(figures["peak_memory_bytes"])
     steps = sorted((row.step_time for row in worked if row.step_time is not None), key=lambda one: one.total_ms)
+    metrics = {name: [row.metrics[name] for row in worked] for name in first.metrics if len(worked) > 1}
     return first.model_copy(
         update={
             **figures,
-            "metrics": {name: median(row.metrics[name] for row in worked) for name in first.metrics},
+            "metric_ranges": {name: (min(values), max(values)) for name, values in metrics.items()},
             # The step of one round: medians of the parts would not add up to a step.
             "step_time": steps[(len(steps) - 1) // 2] if steps else None,
             "repeats": tuple(repeat for row in worked for repeat in row.repeats),

@@ -32,6 +32,15 @@ class Pair:
     reason: str | None = None
     """Why the pair cannot be trained, if it has no settings."""
 
+    def in_round(self, number: int) -> "Pair":
+        """Return the pair with a round's seed: ``train.seed`` in the first, then the next numbers, so that the rounds
+        show how much another seed alone changes."""
+        if self.settings is None:
+            return self
+        train = self.settings.train
+        train = train.model_copy(update={"seed": (train.seed + number - 1) % 2**31})
+        return replace(self, settings=self.settings.model_copy(update={"train": train}))
+
 
 @dataclass(frozen=True)
 class ComparisonPlan:

@@ -52,7 +52,7 @@ LOOPS = option(
 RUN_ID = run_argument("Its id or the first characters of it, or `latest`, the default.", default=None)
 REPEATS = option(
     "--repeats",
-    "How often to train each, in rounds; by default twice, or once if a round takes over 10 minutes.",
+    "How often to train each, in rounds with a seed each; by default twice, or once if a round takes over 10 minutes.",
     "N",
     min=1,
 )

@@ -27,8 +27,8 @@ class Repeat(Record):
 
 
 class ComparisonRow(Record):
-    """One strategy under one loop: what was measured, or in `reason` why it did not work. Figures are medians of the
-    repeats."""
+    """One strategy under one loop: what was measured, or in `reason` why it did not work. Speeds, seconds and bytes are
+    medians of the repeats."""
 
     strategy: str
     loop: str | None
@@ -43,6 +43,9 @@ class ComparisonRow(Record):
     num_replicas: int | None = None
     steps: int | None = None
     metrics: dict[str, float] = {}
+    """Of the first training of the row."""
+    metric_ranges: dict[str, tuple[float, float]] = {}
+    """The lowest and the highest value of each metric in the rounds, which have a seed each; empty after one round."""
     intervals: dict[str, tuple[float, float]] = {}
     """The 95 % bootstrap interval of each metric that has one, from the first training of the row."""
     differences: dict[str, tuple[float, float]] = {}

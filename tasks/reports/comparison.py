@@ -391,10 +391,12 @@ def _metric_findings(rows: Sequence[ComparisonRow]) -> list[str]:
         else "",
     ]
     known = f" This is to be expected: {' and '.join(filter(None, causes))}." if any(causes) else ""
-    return [
-        f"The {metric} differs from {against}, on the same test examples: {'; '.join(spans)}.{known} Another "
-        "train.seed shows how much the result varies by chance alone."
-    ]
+    by_seed = [row.metric_ranges[name] for row in rows if name in row.metric_ranges]
+    chance = "Use --repeats 2 or more to see how much another seed alone changes it."
+    if by_seed:
+        most = max(high - low for low, high in by_seed)
+        chance = f"Another seed alone changes it by up to {most:.4f} (range within a row)."
+    return [f"The {metric} differs from {against}, on the same test examples: {'; '.join(spans)}.{known} {chance}"]
 
 
 def _strategy(row: ComparisonRow) -> type[config.StrategySection]:

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -40,15 +40,14 @@ from tasks.system.errors import UserError, one_line, shown
 FILE = "optuna.db"
 STUDY = "sweep"
 PLAN = "records/plan.json"
-REST = "trial"
-"""The user attribute with the fields that Optuna does not have."""
+WHOLE = "trial"
+"""The user attribute with the whole record of a trial that has ended; Optuna's own fields are for its dashboard."""
 SAMPLER = f"TPE of Optuna {version('optuna')}"
 RANDOM_TRIALS = 10
 """The number of random trials before TPE's suggestions."""
 LEAST_FOR_IMPORTANCE = 10
 """The minimum number of complete trials: with fewer, importances are noise."""
-State: TypeAlias = Literal["running", "complete", "pruned", "failed"]
-STATES: dict[State, TrialState] = {
+STATES = {
     "running": TrialState.RUNNING,
     "complete": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
@@ -171,22 +170,14 @@ class Trials:
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
         for epoch, value in enumerate(trial.values, start=1):
             self._storage.set_trial_intermediate_value(trial_id, epoch, value)
-        rest = trial.model_dump(mode="json", include={"run_id", "same_as", "reason", "seconds"})
-        self._storage.set_trial_user_attr(trial_id, REST, json.dumps(rest))
+        self._storage.set_trial_user_attr(trial_id, WHOLE, trial.model_dump_json())
         values = [trial.value] if trial.value is not None and trial.state != "failed" else None
         self._storage.set_trial_state_values(trial_id, STATES[trial.state], values)
 
     def _trial(self, kept: FrozenTrial) -> Trial:
-        state = next(name for name, one in STATES.items() if one == kept.state)
-        values = [kept.intermediate_values[epoch] for epoch in sorted(kept.intermediate_values)]
-        return Trial(
-            number=kept.number,
-            state=state,
-            params=_decode(self._parameters, kept.params),
-            value=kept.value if kept.state in (TrialState.COMPLETE, TrialState.PRUNED) else None,
-            values=tuple(values) if kept.state.is_finished() else (),
-            **json.loads(kept.user_attrs.get(REST, "{}")) if kept.state.is_finished() else {},
-        )
+        if kept.state.is_finished():
+            return Trial.model_validate_json(kept.user_attrs[WHOLE])
+        return Trial(number=kept.number, state="running", params=_decode(self._parameters, kept.params))
 
 
 def importance(parameters: Mapping[str, Parameter], trials: Sequence[Trial], lower_is_better: bool) -> dict[str, float]:

@@ -124,6 +124,3 @@ def test_a_worker_with_other_code_is_refused_by_name(hosts, train, prepared_proj
     error = commands[1].err.read_text()
     assert "error: worker 1 was started with code " in error, error
     assert "give every member of the cluster the same command, the same code and packages" in error
-
-
-JAX = ("strategy.kind=data_parallel", "strategy.workers=2", "strategy.launcher=tf_config")

@@ -328,6 +328,11 @@ def test_a_server_that_is_killed_is_started_again_on_its_address(operated):
     _wait("its answer", lambda: json.loads(operated.command("status", "--json").stdout)["well"])
     assert operated.service("mlflow").address == before.address
     assert operated.service("mlflow").last_end == "SIGKILL"
+    (server,) = psutil.Process(operated.service("mlflow").pid).children()
+    server.suspend()
+    shown = operated.command("status")
+    server.resume()
+    assert (shown.returncode, "mlflow   runs, does not answer" in shown.stdout) == (1, True), shown.stdout
 
 
 def test_a_killed_workers_run_has_crashed_and_is_taken_up_while_another_one_waits(operated):

@@ -161,6 +161,23 @@ def test_the_metric_differs_where_the_difference_on_the_same_examples_is_sure(di
     )
 
 
+def test_the_spread_between_seeds_is_measured_by_repeats():
+    def last(**ranges):
+        one, two = (
+            row(name, ONE, intervals={"test/accuracy": (0.9, 0.94)}, metric_ranges={"test/accuracy": ranges[name]})
+            if ranges
+            else row(name, ONE, intervals={"test/accuracy": (0.9, 0.94)})
+            for name in ("one_device", "mirrored")
+        )
+        two = two.model_copy(update={"differences": {"test/accuracy": (0.01, 0.03)}})
+        return findings(compared(one, two))[-1]
+
+    assert last(one_device=(0.91, 0.92), mirrored=(0.925, 0.94)).endswith(
+        "Another seed alone changes it by up to 0.0150 (range within a row)."
+    )
+    assert last().endswith("Use --repeats 2 or more to see how much another seed alone changes it.")
+
+
 def test_rows_that_failed_say_nothing():
     failed = ComparisonRow(strategy="tpu", loop="fit", reason="no TPU")
     assert findings(compared(row("one_device", ONE), failed)) == (

@@ -79,6 +79,23 @@ def test_an_interrupt_before_anything_began_leaves_no_run(project, tiny, interru
     assert {path.name for path in (project / "mlruns").iterdir()} == {".gitkeep", "code.json"}, "as before"
 
 
+@pytest.mark.parametrize(
+    ("stage", "answer"),
+    [("end_run", "{'record': None}"), ("end_trial", "{'record': None}"), ("start_trial", "start_trial was interrupted")],
+)
+def test_a_signal_stops_a_stage_but_does_not_leave_a_run_without_an_end(run, stage, answer):
+    code = f"""
+import signal, sys, types
+from dataclasses import replace
+from tasks.process import serve, stages
+sys.modules["own"] = types.SimpleNamespace(end=lambda: signal.raise_signal(signal.SIGINT))
+answers = types.SimpleNamespace(write=print)
+print(serve._answer(replace(stages.{stage}, function="own:end", output=object), {{}}, True, answers))
+"""
+    result = run(["python", "-c", code])
+    assert answer in result.stdout, result.stderr
+
+
 class ResourceExhaustedError(Exception):
     """What TensorFlow calls its own."""
 

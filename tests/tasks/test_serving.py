@@ -195,7 +195,10 @@ class Asked:
         served = type("Served", (), {"model": model, "trouble": None})
         self.application = application(served, RequestBatcher())
 
-    def __call__(self, path, content=b"", query=b"", method="POST", then=None):
+    def __call__(self, *given, **named):
+        return asyncio.run(self.ask(*given, **named))
+
+    async def ask(self, path, content=b"", query=b"", method="POST", then=None):
         """Ask; ``then`` comes after the content, None where the content is all."""
         sent, messages = [], [{"type": "http.request", "body": content, "more_body": then is not None}]
 
@@ -209,7 +212,7 @@ class Asked:
             sent.append(message)
 
         scope = {"type": "http", "method": method, "path": path, "query_string": query, "headers": []}
-        asyncio.run(self.application(scope, receive, send))
+        await self.application(scope, receive, send)
         return sent[0]["status"], json.loads(sent[1]["body"]), dict(sent[0]["headers"])
 
 
@@ -247,6 +250,37 @@ def test_a_large_request_is_computed_in_parts_and_one_that_is_too_large_is_refus
     assert calls == [4, 4, 2], "another request waits for one part at most"
     status, answer, _ = ask("/invocations", body(11).encode())
     assert (status, answer) == (413, {"message": "a request has at most 10 rows, and this one has 11: send several"})
+
+
+def test_a_request_of_one_row_waits_for_at_most_one_part_of_a_large_one(rows, monkeypatch):
+    monkeypatch.setattr(server, "MOST_AT_ONCE", 4)
+    calls, writing, answered, meaning = [], threading.Event(), threading.Event(), server.meaning
+
+    def outputs(features):
+        calls.append(len(features["number"]))
+        return RawModel.outputs(rows, features)
+
+    def slowly(*given):
+        def tell(outputs):
+            writing.set()
+            assert answered.wait(60), "the server does nothing else while it writes a part of the answer"
+            return meaning(*given)(outputs)
+
+        return tell
+
+    monkeypatch.setattr(rows, "outputs", outputs)
+    monkeypatch.setattr(server, "meaning", slowly)
+    ask, large = Asked(rows), json.dumps({"inputs": {"a": [1] * 10, "b": [2] * 10}}) + " " * server.SMALL
+
+    async def both():
+        waiting = asyncio.create_task(ask.ask("/invocations", large.encode(), b"top_k=1"))
+        assert await asyncio.to_thread(writing.wait, 60)
+        small = await ask.ask("/invocations", b'{"inputs": {"a": [1], "b": [1]}}')
+        answered.set()
+        return small[1], (await waiting)[1]
+
+    assert asyncio.run(both()) == ({"predictions": [[2]]}, {"predictions": [{"prediction": 3}] * 10})
+    assert calls == [4, 1, 4, 2], "after the first part comes the other request"
 
 
 def test_an_upload_that_does_not_end_is_ended_and_one_whose_client_leaves_is_one_line(rows, monkeypatch, caplog):
