@@ -202,7 +202,7 @@ def compare(
     Trains the same model under each strategy, one after another, in rounds. The table shows where the time of a step
     goes, with conclusions; comparison.html also has plots. If a comparison is killed, the same command continues it.
 
-    All trainings have the same data, seed, epochs and global batch; a batch size per replica counts as the global one.
+    All rows have the same data, seeds, epochs and global batch; a batch size per replica counts as the global one.
     -S strategy.devices=2 applies to each strategy that has devices, -S strategy.mirrored.devices=2 to one. A strategy
     that fails becomes a row with its reason.
     """

@@ -289,7 +289,7 @@ def test_an_actor_runs_a_member_hears_it_and_leaves_nothing(tmp_path, monkeypatc
     assert actor.read() == {"ended": "SIGKILL"}
     actor.start(["work.py", "again"], str(tmp_path), {"OTHER": ""}, str(tmp_path / "log"))
     assert actor.read()["line"].startswith("again ")
-    actor.leave()
+    actor.close()
     assert actor.read() == {"ended": "exit code 0"}
     assert (tmp_path / "log").read_text() == "for the terminal\n"
     tempfile.tempdir = None

@@ -107,8 +107,8 @@ class MemberActor:
             return ray.util.get_node_ip_address(), any_socket.getsockname()[1], os.path.exists(log)
 
     def start(self, arguments: Sequence[str], project: str, environment: Mapping[str, str], log: str | None) -> None:
-        """Run `python ARGUMENTS` in the project's folder."""
-        self.leave()
+        """Run `python ARGUMENTS` in the project's folder; a member that ran here before has ended."""
+        self.close()
         own = {name: os.environ[name] for name in OF_A_NODE if name in os.environ}
         # Ray's threads block SIGINT, and child processes inherit this: a member could not be interrupted.
         blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
@@ -148,17 +148,6 @@ class MemberActor:
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
-
-    def leave(self) -> None:
-        """End the member, and kill it if it takes too long."""
-        self.close()
-        if self._process is not None:
-            try:
-                self._process.wait(5.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
 
     def read(self) -> dict[str, Any]:
         """Wait for a message from the member or its end, and return it."""
@@ -213,7 +202,9 @@ def _serve() -> None:
         told = json.loads(line)
         # Ray runs an actor's calls in the order in which they were made.
         getattr(actors[told["member"]], told["do"]).remote(*told["arguments"])
-    _leave(actors)
+    import ray
+
+    ray.shutdown()  # Ray ends its actors and their child processes, and gives their places to others.
 
 
 def _hand_on(actor: Any, place: int, address: str, say: Say) -> None:
@@ -365,14 +356,6 @@ def _cores(nodes: Sequence[Mapping[str, float]], processes: int) -> int:
 def count_places(nodes: Sequence[Mapping[str, float]], bundle: Mapping[str, int]) -> int:
     """Return the number of places with these resources on all nodes together."""
     return sum(min(int(node.get(name, 0) // number) for name, number in bundle.items()) for node in nodes)
-
-
-def _leave(actors: Sequence[Any]) -> None:
-    import ray
-
-    with contextlib.suppress(ray.exceptions.RayError):
-        ray.get([actor.leave.remote() for actor in actors], timeout=10)
-    ray.shutdown()  # Ray ends the actors of a process that has gone, and gives their places to others.
 
 
 if __name__ == "__main__":
