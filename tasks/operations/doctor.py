@@ -9,11 +9,12 @@ import shlex
 import shutil
 import sqlite3
 import stat
-import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,6 @@ import psutil
 import yaml
 from configobj import ConfigObj, ConfigObjError
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from rich.filesize import decimal
 
 from tasks import config, records
@@ -239,11 +239,7 @@ def git(root: Path) -> Iterator[Remark]:
 
 def leftovers(root: Path) -> Iterator[Remark]:
     """Check what killed commands left: runs that seem active, messages that were not sent, half-written files."""
-    at_work, found = 0, dict[str, list[str]]()
-
-    def note(what: str, name: str) -> None:
-        found.setdefault(what, []).append(name)
-
+    at_work, found = 0, defaultdict[str, list[str]](list)
     for run in find_runs(*PLACES):
         is_running = outcome.is_running(run)
         is_busy = is_running and not is_abandoned(run)
@@ -254,15 +250,15 @@ def leftovers(root: Path) -> Iterator[Remark]:
             "half-written files of runs": not is_busy and half_written(root / run.folder),
         }
         for what in (what for what, is_so in states.items() if is_so):
-            note(what, run.run_id[:8])
+            found[what].append(run.run_id[:8])
     for path in (path for one in SCRATCH for path in root.glob(one) if files.is_left(path, root)):
-        note("half-prepared or cached data", str(path.relative_to(root)))
+        found["half-prepared or cached data"].append(str(path.relative_to(root)))
     for path in temporary.half_written():
-        note("half-written outputs of commands that were killed", str(path))
+        found["half-written outputs of commands that were killed"].append(str(path))
     for _, holder in crashed_holders():
-        note("commands that were killed", holder.what)
+        found["commands that were killed"].append(holder.what)
     for _, end in outcome.unreported():
-        note("flow runs whose end is not recorded in Prefect", str(end.flow_run_id))
+        found["flow runs whose end is not recorded in Prefect"].append(str(end.flow_run_id))
     for what, names in found.items():
         fix = RECONCILE + ", or stratagem runs sync" * ("MLflow" in what)
         yield warning(f"{what}: {listed(sorted(names), 3)}", fix)
@@ -376,24 +372,23 @@ def packages(root: Path) -> Iterator[Remark]:
     if not lock.is_file():
         yield ok("no requirements.lock to compare with")
         return
-    # From the names of folders: reading all packages' metadata would take 0.5 s.
-    folders = [path.stem.partition("-") for place in sys.path for path in Path(place or ".").glob("*.dist-info")]
-    installed = {canonicalize_name(name): number for name, _, number in reversed(folders)}
     pins = [Requirement(line) for line in PIN.findall(lock.read_text(encoding="utf-8"))]
-    wanted = {canonicalize_name(one.name): one for one in pins if one.marker is None or one.marker.evaluate()}
-    missing = [f"{one.name}{one.specifier}" for name, one in wanted.items() if own and name not in installed]
-    others = [
-        f"{one.name} {installed[name]} (locked: {str(one.specifier).removeprefix('==')})"
-        for name, one in wanted.items()
-        if name in installed and not one.specifier.contains(installed[name], prereleases=True)
-    ]
+    known, missing, others = 0, [], []
+    for one in (one for one in pins if one.marker is None or one.marker.evaluate()):
+        try:
+            installed = metadata.version(one.name)
+        except metadata.PackageNotFoundError:
+            missing += [f"{one.name}{one.specifier}"] if own else []
+            continue
+        known += 1
+        if not one.specifier.contains(installed, prereleases=True):
+            others.append(f"{one.name} {installed} (locked: {str(one.specifier).removeprefix('==')})")
     if missing:
         yield error(f"not installed: {listed(missing, 5)}", "make setup")
     if others:
         fix = "make setup" if own else f"pip install --no-deps --require-hashes -r {_quoted(lock)}"
         yield warning(f"other versions than the locked ones: {listed(others, 5)}", fix)
     if not missing and not others:
-        known = sum(name in installed for name in wanted)
         yield ok(f"the locked versions: all {known} of requirements.lock{'' if own else ' that are installed'}")
 
 
