@@ -1,5 +1,6 @@
 """The project's folder, and what it and the code offer by name."""
 
+import itertools
 import os
 from pathlib import Path
 from typing import Literal
@@ -12,9 +13,9 @@ CODE = Path(__file__).resolve().parents[2]
 def project_root() -> Path:
     """Return the folder with params.yaml and .dvc/: this one or one above it, else the installed project's."""
     here = Path.cwd()
-    for folder in (here, *here.parents, CODE):
-        # A dataset's folder has a params.yaml and a dvc.yaml too.
-        if os.path.lexists(folder / "params.yaml") and (folder / ".dvc").is_dir():
+    for folder in itertools.chain([here], here.parents, [CODE]):
+        # A dataset's folder has a params.yaml and a dvc.yaml too. Not with pathlib, because this is asked often.
+        if os.path.isdir(f"{folder}/.dvc") and os.path.lexists(f"{folder}/params.yaml"):
             return folder
     raise UserError(
         f"no project here: neither {here} nor a folder above it has params.yaml and .dvc/. `stratagem init FOLDER` "

@@ -30,7 +30,7 @@ from tasks.process import dvc as dvc_settings
 from tasks.process import stages
 from tasks.records import Finding, Health, Level
 from tasks.runs import lineage, outcome
-from tasks.runs.entries import PLACES, find_runs, find_unreadable, is_uncopied
+from tasks.runs.entries import PLACES, find_runs, is_uncopied, read_runs
 from tasks.runs.locks import SCRATCH, crashed_holders, half_written, is_abandoned
 from tasks.system import files, machine, temporary
 from tasks.system.errors import StratagemError, UserError, listed, one_line, one_of
@@ -262,7 +262,7 @@ def leftovers(root: Path) -> Iterator[Remark]:
     for what, names in found.items():
         fix = RECONCILE + ", or stratagem runs sync" * ("MLflow" in what)
         yield warning(f"{what}: {listed(sorted(names), 3)}", fix)
-    unreadable = find_unreadable()
+    _, unreadable = read_runs("runs")
     for folder, why in unreadable.items():
         yield warning(why, f"restore its records from a backup, or rm -r {folder}")
     if not found and not unreadable:

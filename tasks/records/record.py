@@ -58,7 +58,7 @@ def load(record_type: type[R], path: Path) -> R:
         content = json.loads(text)
         if isinstance(content, dict):
             check_format(content.pop("format", None), path, record_type.remedy)
-        return record_type.model_validate_json(json.dumps(content))
+        return record_type.model_validate(content)
     except FileNotFoundError:
         raise UserError(f"{path} is missing: the stage that writes it has not finished") from None
     except (OSError, ValueError, RecursionError) as error:

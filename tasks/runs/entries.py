@@ -34,17 +34,16 @@ def find_runs(*places: str) -> list[Run]:
     Raises:
         UserError: a folder belongs to another user.
     """
-    root = config.project_root()
-    found = [_load(root, folder) for place in places for folder in _folders_in(root, place)]
-    runs = [one for one in found if isinstance(one, Run)]
-    return sorted(runs, key=lambda run: (run.number, run.start_time), reverse=True)
+    return read_runs(*places)[0]
 
 
-def find_unreadable() -> dict[str, str]:
-    """Return the folders in mlruns/runs whose record cannot be read, with the reason."""
+def read_runs(*places: str) -> tuple[list[Run], dict[str, str]]:
+    """Return what ``find_runs`` returns, and the folders whose record cannot be read, with the reason."""
     root = config.project_root()
-    found = {folder: _load(root, folder) for folder in _folders_in(root, "runs")}
-    return {folder: f"{why}. The run is skipped" for folder, why in found.items() if isinstance(why, str)}
+    found = {folder: _load(root, folder) for place in places for folder in _folders_in(root, place)}
+    runs = [one for one in found.values() if isinstance(one, Run)]
+    unreadable = {folder: f"{why}. The run is skipped" for folder, why in found.items() if isinstance(why, str)}
+    return sorted(runs, key=lambda run: (run.number, run.start_time), reverse=True), unreadable
 
 
 def _folders_in(root: Path, place: str) -> list[str]:
@@ -59,7 +58,7 @@ def _folders_in(root: Path, place: str) -> list[str]:
 
 def _load(root: Path, folder: str) -> Run | str | None:
     """Return the run of a folder, or the reason why its record cannot be read; None if it has no record."""
-    path = root / folder / "records" / "run.json"
+    path = Path(f"{root}/{folder}/records/run.json")
     try:
         stat = path.stat()
         run = _read(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino))

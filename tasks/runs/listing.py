@@ -23,12 +23,13 @@ from tasks.records import (
     RunLine,
     RunList,
     RunProgress,
+    RunStatus,
     RunSummary,
     TrainingResult,
     Trial,
 )
 from tasks.runs import outcome
-from tasks.runs.entries import find_runs, find_unreadable
+from tasks.runs.entries import find_runs, read_runs
 from tasks.runs.locks import is_abandoned
 from tasks.system import errors, files
 from tasks.system.errors import UserError
@@ -90,7 +91,7 @@ def list_runs(
     Raises:
         UserError: no run has this dataset, strategy, status or metric.
     """
-    runs, unreadable = find_runs("runs"), find_unreadable()
+    runs, unreadable = read_runs("runs")
     lines = [line_of(run) for run in runs]
     choice.check(lines)
     found = [line for line in lines if choice.includes(line)]
@@ -132,13 +133,13 @@ def line_of(run: Run) -> RunLine:
     """Return a run's line in a list, from its records that can be read."""
     training, evaluation = outcome.load_readable(run, TrainingResult), outcome.load_readable(run, EvaluationResult)
     metrics = evaluation.metrics if evaluation is not None else {}
-    ended, status = outcome.status(run), status_of(run)
+    ended = outcome.status(run)
     return RunLine(
         run_id=run.run_id,
         name=run.name,
         began=records.at(run.start_time / 1000),
         ended=ended.at if ended.status != "RUNNING" else None,
-        status=status,
+        status=_in_words(run, ended),
         dataset=run.dataset,
         model=run.model,
         strategy=run.strategy,
@@ -256,7 +257,8 @@ def recent_runs() -> RecentRuns:
     """Return the progress of the running trainings, the newest finished run, and what failed in the last 24 hours."""
     now, running, latest, failed = datetime.now(UTC), [], None, {}
     for run in find_runs("runs"):
-        status, ended = status_of(run), outcome.status(run)
+        ended = outcome.status(run)
+        status = _in_words(run, ended)
         if status == "running":
             running.append(_progress(run, now))
         elif status == "finished":
@@ -271,7 +273,11 @@ def recent_runs() -> RecentRuns:
 
 def status_of(run: Run) -> str:
     """Return one of ``STATUSES``: a run with a free lock and no recorded end was killed."""
-    return "killed" if outcome.is_running(run) and is_abandoned(run) else outcome.status(run).status.lower()
+    return _in_words(run, outcome.status(run))
+
+
+def _in_words(run: Run, ended: RunStatus) -> str:
+    return "killed" if ended.status == "RUNNING" and is_abandoned(run) else ended.status.lower()
 
 
 def _progress(run: Run, now: datetime) -> RunProgress:

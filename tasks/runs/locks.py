@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from tasks import config, records
 from tasks.records import Holder, Run
 from tasks.runs import outcome
-from tasks.runs.entries import PLACES, find_runs, find_unreadable, load, resolve
+from tasks.runs.entries import PLACES, find_runs, load, read_runs, resolve
 from tasks.system import files, network
 from tasks.system.errors import UserError
 
@@ -203,7 +203,7 @@ def remove_leftovers(mine: str = "") -> list[Path]:
     for path in _folder().glob("*.lock"):
         with contextlib.suppress(Timeout, OSError), FileLock(path, blocking=False):
             path.unlink(missing_ok=True)
-    for why in find_unreadable().values():
+    for why in read_runs("runs")[1].values():
         logger.warning("%s", why)
     return removed
 

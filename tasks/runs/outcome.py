@@ -43,7 +43,7 @@ UNREPORTED = "mlruns/unreported"
 
 def file_of(run: Run, record_type: type[records.Record]) -> Path:
     """Return the path of a record of a run."""
-    return config.project_root() / run.folder / FILES[record_type]
+    return Path(f"{config.project_root()}/{run.folder}/{FILES[record_type]}")
 
 
 def save(run: Run, record: records.Record) -> Path:

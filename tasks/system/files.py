@@ -193,11 +193,16 @@ def damaged_json(paths: Iterable[Path]) -> Path | None:
 
 def num_bytes(folder: Path) -> int:
     """Return the bytes of the files in a folder and below it; 0 where there is none. Symlinks are not followed."""
+    return 0 if os.path.islink(folder) else _num_bytes(str(folder))
+
+
+def _num_bytes(folder: str) -> int:
     total = 0
-    for place, _, names in os.walk(folder) if not folder.is_symlink() else ():
-        for name in names:
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        for one in found:
             with contextlib.suppress(OSError):  # Removed meanwhile, or another user's.
-                total += os.lstat(os.path.join(place, name)).st_size
+                is_folder = one.is_dir(follow_symlinks=False)
+                total += _num_bytes(one.path) if is_folder else one.stat(follow_symlinks=False).st_size
     return total
 
 
