@@ -1,11 +1,13 @@
 """Trains a run again and tells whether the result is the same.
 
 The code comes from git, with the run's uncommitted changes, the settings from the run's record, the data from data/ or
-DVC's cache; they are put into a folder of their own (`checkout`). The machine and the installed packages stay as they
-are.
+DVC's cache. They are put into a separate folder, which has no repository, shares mlruns/ with the project, and links to
+the prepared data; nothing in the user's repository changes: no file, no index, no branch. The machine and the installed
+packages stay as they are.
 """
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +18,8 @@ from typing import Any
 import yaml
 
 from tasks import config
-from tasks.operations import checkout, preconditions
+from tasks.data import prepared_data
+from tasks.operations import preconditions
 from tasks.process import stages
 from tasks.process.child import run_command
 from tasks.records import Change, EvaluationResult, Reproduction, Run, TrainingResult
@@ -27,6 +30,7 @@ from tasks.system.errors import StratagemError, UserError
 
 BACK, MATTERS, LOST = "restored", "matters", "cannot be restored"
 """The effects of ``Change``."""
+PART = re.compile(r"^(?=diff --git )", re.MULTILINE)
 
 
 def reproduce(name: str, allow_changes: bool = False, dry_run: bool = False) -> Reproduction:
@@ -93,14 +97,106 @@ def _checkout(run: Run, settings: config.Settings) -> Iterator[tuple[Path, list[
     root, name = config.project_root(), settings.dataset.name
     with tempfile.TemporaryDirectory(dir=temporary.folder()) as made:
         folder = Path(made) / "checkout"
-        checkout.write(str(run.lineage.git_commit), folder)
+        write_commit(str(run.lineage.git_commit), folder)
         kept = root / run.folder / uncommitted.FILE
-        missing = checkout.apply(kept, folder) if kept.exists() else []
+        missing = _apply(kept, folder) if kept.exists() else []
         (folder / "params.yaml").unlink(missing_ok=True)  # A link of the commit would lead to a file of the user's.
         (folder / "params.yaml").write_text(yaml.safe_dump(run.settings, sort_keys=False), encoding="utf-8")
         _bring_initial(settings, folder)
-        found = checkout.bring_data(name, str(run.lineage.data_version), folder)
+        found = bring_data(name, str(run.lineage.data_version), folder)
         yield folder, list(_changes(run, settings, folder, missing, found))
+
+
+def write_commit(commit: str, folder: Path) -> None:
+    """Write the project's files of a commit into a new folder.
+
+    Raises:
+        UserError: the repository has no such commit, or the commit has no project in this folder.
+    """
+    lineage.export(commit, config.project_root(), folder)
+    (folder / ".dvc").mkdir(exist_ok=True)
+    mlruns = folder / "mlruns"
+    if mlruns.is_symlink():
+        mlruns.unlink()
+    shutil.rmtree(mlruns, ignore_errors=True)
+    mlruns.symlink_to((config.project_root() / "mlruns").resolve(), target_is_directory=True)
+
+
+def _apply(diff: Path, folder: Path) -> list[str]:
+    """Apply a run's ``records/uncommitted.diff`` to the checkout of a commit.
+
+    Return a line for each change that the diff does not contain or that cannot be applied.
+    """
+    import pygit2
+
+    text, *parts = PART.split(diff.read_bytes().decode())  # Keeps the line endings.
+    left_out = [line for line in text.splitlines() if line]
+    pygit2.init_repository(str(folder))
+    try:
+        repository = pygit2.Repository(str(folder))
+        for part in parts:
+            part, missing = uncommitted.told_apart(part)
+            left_out += missing
+            try:
+                repository.apply(pygit2.Diff.parse_diff(part), pygit2.enums.ApplyLocation.WORKDIR)
+            except (pygit2.GitError, KeyError, ValueError, OSError):
+                left_out.append(f"cannot be applied: {part.splitlines()[0].rpartition(' b/')[2]}")
+    finally:
+        shutil.rmtree(folder / ".git")
+    return left_out
+
+
+def bring_data(name: str, version: str, folder: Path) -> str | None:
+    """Link a data version of a dataset into the checkout of a commit.
+
+    Return where the data are, such as ``DVC's cache``; None if this machine does not have that version.
+    """
+    root = config.project_root()
+    place, today = folder / "data" / name, root / "data" / name
+    if _version(place, "prepared") != version:
+        if _version(today, "prepared") != version:
+            return None
+        _refuse_outside(place, folder)
+        place.mkdir(parents=True, exist_ok=True)
+        for file in ("params.yaml", "dvc.yaml", "dvc.lock"):
+            (place / file).unlink(missing_ok=True)  # In the commit it may be a link to a user's file.
+            shutil.copyfile(today / file, place / file)
+    _refuse_outside(place, folder)
+    found = _bring(place, "prepared", version)
+    if found is not None and (raw := _version(place, "raw")) is not None:
+        _bring(place, "raw", raw)  # Only streaming needs it, and fails with its own message without it.
+    return found
+
+
+def _refuse_outside(place: Path, folder: Path) -> None:
+    """Refuse to write through a link of the commit that points outside the folder."""
+    if not place.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"data/{place.name} of that commit is a link that points outside the project: nothing was done")
+
+
+def _bring(place: Path, part: str, version: str) -> str | None:
+    """Link raw/ or prepared/ of a data version to its files in the project or in DVC's cache."""
+    root = config.project_root()
+    today = root / "data" / place.name
+    if _version(today, part) == version and (today / part).is_dir():
+        (place / part).symlink_to((today / part).resolve(), target_is_directory=True)
+        return f"data/{place.name}"
+    md5s = prepared_data.md5_by_file(version, root) or {}
+    cached = {path: root / prepared_data.LISTINGS / md5[:2] / md5[2:] for path, md5 in md5s.items()}
+    if not cached or not all(file.is_file() for file in cached.values()):
+        return None
+    for path, file in cached.items():
+        link = place / part / path
+        _refuse_outside(link, place)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(file.resolve())
+    return "DVC's cache"
+
+
+def _version(place: Path, part: Any) -> str | None:
+    with suppress(OSError, UnicodeDecodeError, UserError):
+        return lineage.version_in((place / "dvc.lock").read_text(encoding="utf-8"), place.name, part)
+    return None
 
 
 def _bring_initial(settings: config.Settings, folder: Path) -> None:

@@ -1,4 +1,8 @@
-"""The stages of comparisons and sweeps, as the stage process runs them; those of a run are in `tracked`."""
+"""The stages of comparisons and sweeps, as the stage process runs them; those of a run are in `tracked`.
+
+What is logged in each of their runs has the same names in all of them, so that MLflow's page for comparing runs shows
+each in one chart.
+"""
 
 from tasks import config, records
 from tasks.evaluation import gate
@@ -9,9 +13,17 @@ from tasks.reports import intervals
 from tasks.reports import sweep as sweep_page
 from tasks.reports.comparison import concluded
 from tasks.reports.tables import records_table
-from tasks.runs import lineage, outcome
+from tasks.runs import entries, lineage, outcome
 from tasks.tracking import lifecycle
+from tasks.tracking.metrics import log_metrics
+from tasks.tracking.writing import log_files, mlflow_run_id, set_tags, text_of
 from tasks.train import check
+
+COMPARISON_FIGURES = (
+    "num_replicas", "seconds_per_epoch", "total_seconds", "speed_up", "efficiency", "start_seconds", "setup_seconds",
+    "tracing_seconds", "peak_memory_bytes",
+)  # fmt: skip
+"""The fields of a comparison's row that are logged for each of its runs."""
 
 
 def start_comparison(
@@ -76,29 +88,50 @@ def start_trial(settings: config.Settings, *, prepared: PreparedDataset, run: Ru
 
 def end_trial(settings: config.Settings, *, run: Run, trial: Trial) -> None:
     """Record in MLflow how a trial ended, and end its run. A pruned trial ends as KILLED, and its tags say why."""
-    lifecycle.log_trial(run, trial)
+    if trial.value is not None:
+        log_metrics(run, {"sweep/value": trial.value, "sweep/epochs": len(trial.values)})
+    set_tags(run, {"trial": str(trial.number), "trial_state": trial.state})
     status: dict[str, tracked.Status] = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
     lifecycle.end_run(run, status[trial.state], trial.reason)
 
 
 def report_sweep(settings: config.Settings, *, run: Run, sweep: Sweep) -> None:
-    """Write a sweep's record, table and page into its folder and into MLflow."""
+    """Write a sweep's record, table and page into its folder and into MLflow, with its best trial, and the training on
+    all examples as another child. If that training existed before the sweep, only the sweep's tag names it."""
     folder = config.project_root() / run.folder
     record = records.save(sweep, folder / "sweep.json")
     table = records_table(sweep.trials, folder / "sweep.csv")
-    lifecycle.log_sweep(run, sweep, [sweep_page.sweep_page(sweep, folder / "sweep.html"), table, record])
+    log_files(run, [sweep_page.sweep_page(sweep, folder / "sweep.html"), table, record], "sweep")
+    found = next((one for one in sweep.trials if one.number == sweep.best), None)
+    if found is not None and found.value is not None:
+        log_metrics(run, {"sweep/value": found.value, "sweep/trials": len(sweep.trials)})
+        told = [f"trial {found.number} of {len(sweep.trials)}: {sweep.plan.metric} {found.value:.4f}", ""]
+        told += [f"- {key} = {text_of(value)}" for key, value in found.params.items()]
+        told += ["", f"trained again on all examples: run {sweep.final.run_id}"] if sweep.final is not None else []
+        set_tags(run, {"best_trial": str(found.number), "mlflow.note.content": "\n".join(told)})
+    if sweep.final is not None:
+        set_tags(run, {"final_run": sweep.final.run_id})
+        final = entries.find_run(sweep.final.run_id)
+        if final.start_time >= run.start_time:
+            parent = {"mlflow.parentRunId": mlflow_run_id(run), "sweep": sweep.plan.name, "trial": "final"}
+            set_tags(final, parent)
 
 
 def report_comparison(settings: config.Settings, *, run: Run, comparison: Comparison) -> Comparison:
-    """Write a comparison's table and pages into its folder and into MLflow; return it with the intervals of its
-    measurements and the conclusions from them."""
+    """Write a comparison's table and pages into its folder and into MLflow, and the figures of each row into the row's
+    runs; return it with the intervals of its measurements and the conclusions from them."""
     comparison = concluded(intervals.with_intervals(comparison))
     folder = config.project_root() / run.folder
     html, page = comparison_page.comparison_pages(comparison, folder)
-    others = [
-        records.save(comparison, folder / "comparison.json"),
-        records_table(comparison.rows, folder / "comparison.csv"),
-        html,
-    ]
-    lifecycle.log_comparison(run, comparison, page, others)
+    record = records.save(comparison, folder / "comparison.json")
+    table = records_table(comparison.rows, folder / "comparison.csv")
+    for row in [row for row in comparison.rows if row.reason is None]:
+        figures = row.model_dump(include=set(COMPARISON_FIGURES))
+        figures |= {f"{name}_ms": value for name, value in row.step_time.parts.items()} if row.step_time else {}
+        known = {f"training/{name}": value for name, value in figures.items() if value is not None}
+        for repeat in row.repeats:
+            log_metrics(entries.find_run(repeat.run_id), known | {"training/load": repeat.load})
+    log_files(run, [page, record, table, html], "comparison")
+    # MLflow shows only a few lines of a description, so omit the heading above the table.
+    set_tags(run, {"mlflow.note.content": page.read_text(encoding="utf-8").partition("\n\n")[2]})
     return comparison

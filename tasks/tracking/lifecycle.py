@@ -1,5 +1,4 @@
-"""Starts, resumes, describes and ends runs in MLflow, including those whose process died; and what is logged of
-comparisons and sweeps, their parents."""
+"""Starts, resumes and ends runs in MLflow, including those whose process died."""
 
 import hashlib
 import json
@@ -7,7 +6,6 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import mlflow
@@ -21,7 +19,7 @@ from tasks.runs import entries, locks, outcome, resume
 from tasks.system import machine
 from tasks.system.errors import UserError
 from tasks.tracking import copier
-from tasks.tracking.metrics import log_metrics, read_metrics, send_missing
+from tasks.tracking.metrics import read_metrics, send_missing
 from tasks.tracking.registry import RUN_ID
 from tasks.tracking.store import (
     find_experiment,
@@ -34,7 +32,6 @@ from tasks.tracking.store import (
     store_uri,
 )
 from tasks.tracking.writing import (
-    MAX_TAG_LENGTH,
     best_effort,
     log_files,
     log_params,
@@ -51,11 +48,6 @@ Uses = Mapping[str, tuple[str, int]]
 """For training, validation and test: the split, and how many of its examples are used."""
 CONTEXTS = {"train": "training", "validation": "validation", "test": "test"}
 MAX_DIGEST_LENGTH = 36  # MLflow's own.
-COMPARISON_FIGURES = (
-    "num_replicas", "seconds_per_epoch", "total_seconds", "speed_up", "efficiency", "start_seconds", "setup_seconds",
-    "tracing_seconds", "peak_memory_bytes",
-)  # fmt: skip
-"""The fields of a comparison's row that are logged for each of its runs."""
 
 
 class NewRun(NamedTuple):
@@ -415,54 +407,3 @@ def log_reproduction(run_id: str) -> None:
     set_tags(run, {**said, **present(_tags_of(run.lineage))})
     log_files(run, [path], "source")
     copier.copy_run(run, whole=True)
-
-
-def log_comparison(run: records.Run, comparison: records.Comparison, page: Path, others: Sequence[Path]) -> None:
-    """Log a comparison's table as files and as its description, and the figures of each row in the row's runs.
-
-    The figures have the same names in all runs, so that MLflow's page for comparing runs shows each in one chart.
-
-    Args:
-        run: the run of the comparison.
-        comparison: its rows name the runs.
-        page: the table in Markdown.
-        others: further files to log.
-    """
-    for row in comparison.rows:
-        if row.reason is not None:
-            continue
-        figures = row.model_dump(include=set(COMPARISON_FIGURES))
-        figures |= {f"{name}_ms": value for name, value in row.step_time.parts.items()} if row.step_time else {}
-        known = {f"training/{name}": value for name, value in figures.items() if value is not None}
-        for repeat in row.repeats:
-            log_metrics(entries.find_run(repeat.run_id), known | {"training/load": repeat.load})
-    log_files(run, [page, *others], "comparison")
-    # MLflow shows only a few lines of a description, so omit the heading above the table.
-    description = page.read_text(encoding="utf-8").partition("\n\n")[2]
-    set_tags(run, {"mlflow.note.content": description[:MAX_TAG_LENGTH]})
-
-
-def log_trial(run: records.Run, trial: records.Trial) -> None:
-    """Log the number, the state and the value of a trial in its run, under the same names in all runs of a sweep."""
-    if trial.value is not None:
-        log_metrics(run, {"sweep/value": trial.value, "sweep/epochs": len(trial.values)})
-    set_tags(run, {"trial": str(trial.number), "trial_state": trial.state})
-
-
-def log_sweep(run: records.Run, sweep: records.Sweep, paths: Sequence[Path]) -> None:
-    """Log a sweep's files, its best trial, and the training on all examples as another child. If that training existed
-    before the sweep, only the sweep's tag names it."""
-    log_files(run, paths, "sweep")
-    found = next((one for one in sweep.trials if one.number == sweep.best), None)
-    if found is not None and found.value is not None:
-        log_metrics(run, {"sweep/value": found.value, "sweep/trials": len(sweep.trials)})
-        told = [f"trial {found.number} of {len(sweep.trials)}: {sweep.plan.metric} {found.value:.4f}", ""]
-        told += [f"- {key} = {text_of(value)}" for key, value in found.params.items()]
-        told += ["", f"trained again on all examples: run {sweep.final.run_id}"] if sweep.final is not None else []
-        set_tags(run, {"best_trial": str(found.number), "mlflow.note.content": "\n".join(told)[:MAX_TAG_LENGTH]})
-    if sweep.final is not None:
-        set_tags(run, {"final_run": sweep.final.run_id})
-        final = entries.find_run(sweep.final.run_id)
-        if final.start_time >= run.start_time:
-            parent = {"mlflow.parentRunId": mlflow_run_id(run), "sweep": sweep.plan.name, "trial": "final"}
-            set_tags(final, parent)

@@ -191,34 +191,33 @@ def move_champion_back(back: Rollback) -> None:
 def registering() -> Iterator[None]:
     """Prevent other processes of this machine from registering or rolling back in the store during the block.
 
-    The lock is a file next to the store. For a server, there are two: one in this project's mlruns/, and one of all
-    projects of this user in ~/.cache/stratagem. Two machines do not exclude each other: the last writer wins.
+    The lock is a file next to the store; for a server, one of all projects of this user in ~/.cache/stratagem, or in
+    this project's mlruns/ if that folder cannot be written. Two machines do not exclude each other: the last writer
+    wins.
 
     Raises:
         StratagemError: another process has held the lock for an hour.
     """
-    place: str | Path = network.without_userinfo(store_uri())
-    paths = [config.project_root() / "mlruns" / ".registry.lock"]
+    place, path = network.without_userinfo(store_uri()).rstrip("/"), config.project_root() / "mlruns" / ".registry.lock"
     if is_own_store():
-        place = Path(store_uri().removeprefix(SQLITE)).absolute()
-        paths = [place.with_name(".registry.lock")]
+        path = Path(place.removeprefix(SQLITE)).absolute().with_name(".registry.lock")
     else:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "stratagem")
         with contextlib.suppress(OSError):
             cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        paths.append(cache / f"{hashlib.sha256(str(place).rstrip('/').encode()).hexdigest()}.lock")
-    with contextlib.ExitStack() as held:
-        for path in paths:
-            try:
-                held.enter_context(FileLock(path, timeout=LOCK_SECONDS))
-            except Timeout:
-                raise StratagemError(
-                    f"another process has registered a model in {place} for over an hour: end it, and register again"
-                ) from None
-            except OSError:
-                if path is paths[0]:  # Without a writable home, the project's lock has to be enough.
-                    raise
+        if os.access(cache, os.W_OK):
+            path = cache / f"{hashlib.sha256(place.encode()).hexdigest()}.lock"
+    lock = FileLock(path, timeout=LOCK_SECONDS)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise StratagemError(
+            f"another process has registered a model in {place} for over an hour: end it, and register again"
+        ) from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
 @retried

@@ -4,20 +4,20 @@ Runs are written to the project's own store: mlruns/mlflow.db with its files in 
 MLFLOW_TRACKING_URI. If that variable names a server, models are registered on the server, and runs are copied to it.
 """
 
-import contextlib
 import functools
 import os
 import shutil
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import mlflow
+from alembic.migration import MigrationContext
 from filelock import FileLock
 from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
+from sqlalchemy import URL, create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from tasks.runs import relocation
@@ -139,13 +139,16 @@ def _check_schema(path: Path) -> None:
     """Refuse stores that MLflow would misreport or damage: it calls a newer store "out-of-date", a broken one empty."""
     if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
         raise UserError(f"{path} cannot be written: make it and its folder writable")
+    engine = create_engine(URL.create("sqlite", database=str(path)), connect_args={"timeout": 20})
     try:
-        with contextlib.closing(sqlite3.connect(path, timeout=20)) as connection:
-            (revision,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-    except (sqlite3.Error, TypeError) as error:
-        raise UserError(
-            f"{path} is not an MLflow store ({error}): move it away; the next run creates a new one"
-        ) from None
+        with engine.connect() as connection:
+            revision, why = MigrationContext.configure(connection).get_current_revision(), "it has no schema version"
+    except SQLAlchemyError as error:
+        revision, why = None, str(error.__cause__ or error)
+    finally:
+        engine.dispose()
+    if revision is None:
+        raise UserError(f"{path} is not an MLflow store ({why}): move it away; the next run creates a new one")
     migrations = Path(mlflow.__file__).parent / "store" / "db_migrations" / "versions"
     if not any(migrations.glob(f"{revision}_*.py")):
         raise UserError(

@@ -9,7 +9,7 @@ import pytest
 
 from flows.cli import runs as run_commands
 from tasks import config, records
-from tasks.operations import checkout, reproduce, trace
+from tasks.operations import reproduce, trace
 from tasks.records import Change, Changed, TrainingResult
 from tasks.reports import material, page
 from tasks.runs import lineage, pruning, uncommitted
@@ -118,8 +118,8 @@ def test_data_come_from_dvcs_cache_where_they_are_others_today_and_are_refused_w
     (folder / "dvc.lock").write_text(lock.replace(VERSION, "f" * 32))
     assert changes(trained)[0]["data version"] == (VERSION, "f" * 32, "restored")
     made = Path.cwd().parent / "there"
-    checkout.write(str(trained.lineage.git_commit), made)
-    assert checkout.bring_data("digits", VERSION, made) == "DVC's cache"
+    reproduce.write_commit(str(trained.lineage.git_commit), made)
+    assert reproduce.bring_data("digits", VERSION, made) == "DVC's cache"
     there = sorted((made / "data" / "digits" / "prepared").iterdir())
     assert [one.name for one in there] == sorted(one["relpath"] for one in listing)
     assert all(one.resolve().is_relative_to(cache.resolve()) for one in there)

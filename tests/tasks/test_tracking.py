@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from tasks import config, records
+from tasks.process import experiments
 from tasks.runs import entries, lineage, locks, outcome
 from tasks.serving import raw_model
 from tasks.system.errors import StratagemError, UserError
@@ -199,7 +200,7 @@ def log_sweep(run: records.Run, name: str, final: records.Run) -> None:
         run_id=run.run_id, folder=run.folder, flow_run_id=None, git_commit=None, data_version=VERSION, dataset="digits",
         model="mlp", plan=plan, trials=(trial,), best=0, final=write_summary(final), seconds=1.0, finished_at="now",
     )  # fmt: skip
-    lifecycle.log_sweep(run, done, [records.save(done, Path(run.folder, "sweep.json").absolute())])
+    experiments.report_sweep(config.load(), run=run, sweep=done)
 
 
 def test_the_last_training_of_a_sweep_stays_where_it_is_when_it_was_there_before(store: Path) -> None:
