@@ -496,6 +496,8 @@ class Proxy:
         """The ends of paths: the reply of the next request to each is lost, after the server has done it."""
         self.own: dict[str, tuple[float, bytes]] = {}
         """For paths with these parts: how many seconds it waits, and what it answers instead of the server."""
+        self.status = 200
+        """The status of these answers, but for a server's health."""
         self.asked: list[str] = []
         """The paths of the requests that it answered so."""
         self.password = password
@@ -527,7 +529,7 @@ class Proxy:
             seconds, content = self.own[part]
             time.sleep(seconds)
             with contextlib.suppress(OSError):  # The client no longer waits.
-                asked.send_response(200)
+                asked.send_response(200 if asked.path.endswith("/health") else self.status)
                 asked.send_header("Content-Length", str(len(content)))
                 asked.end_headers()
                 asked.wfile.write(content)

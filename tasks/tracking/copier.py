@@ -357,19 +357,16 @@ def sync(to: str) -> records.Sync:
         found = find_or_none(partial(source.get_run, mlflow_run_id(run)))
         if found is None or found.info.lifecycle_stage == "deleted":
             continue
-        reason = None
-        if locks.is_locked(run.key):
-            reason = "a process is using it"
-        elif not RunStatus.is_terminated(RunStatus.from_string(found.info.status)):
-            reason = "it has not ended; if its process died, run `stratagem reconcile` on its machine"
-        else:
-            try:
-                done.append(copy(run))
-            except Unavailable:
-                raise
-            except (UserError, MlflowException) as error:  # It concerns only this run: copy the others.
-                reason = network.without_secrets(" ".join(str(error).split()))
-        if reason is not None:
+        try:
+            if locks.is_locked(run.key):
+                raise UserError("a process is using it")
+            if not RunStatus.is_terminated(RunStatus.from_string(found.info.status)):
+                raise UserError("it has not ended; if its process died, run `stratagem reconcile` on its machine")
+            done.append(copy(run))
+        except Unavailable:
+            raise
+        except (UserError, MlflowException) as error:  # It concerns only this run: copy the others.
+            reason = network.without_secrets(" ".join(str(error).split()))
             done.append(Synced(run_id=run.run_id, name=run.name, outcome="left out", reason=reason))
         told = done[-1]
         more = f" ({told.reason})" if told.reason else ""

@@ -25,6 +25,7 @@ from tasks.system.errors import StratagemError, UserError
 from tasks.system.machine import free_ports
 from tasks.tracking import copier, lifecycle, registry, trained_models, writing
 from tasks.tracking import metrics as tracking_metrics
+from tasks.tracking import store as tracking_store
 from tasks.tracking.lifecycle import end_crashed, end_run, resume_run, start_run
 from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
 from tasks.tracking.store import Unavailable, open_own_store, open_store
@@ -547,6 +548,24 @@ def test_a_copy_without_an_id_is_a_warning(odd: Any, caplog: pytest.LogCaptureFi
             copier.copy(run)
     assert "MLflow named an experiment without an id" in caplog.text
     assert " is at " not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [(500, b"Internal Server Error"), (404, b'{"error_code": "ENDPOINT_NOT_FOUND", "message": "Not Found"}')],
+    ids=["fails", "has another version"],
+)
+def test_a_server_that_fails_or_has_another_version_costs_a_warning(
+    odd: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: int, answer: bytes
+) -> None:
+    monkeypatch.setattr(tracking_store, "PAUSES_SECONDS", (0.0,))
+    odd.own, odd.status = {"": (0, answer)}, status
+    run = start()
+    with caplog.at_level(logging.WARNING, "tasks.tracking"):
+        end_run(run, "FINISHED")
+        end_run(run, "FINISHED")
+    assert len([one for one in caplog.messages if "the MLflow server does not accept this run now" in one]) == 1
+    assert (uncopied(), outcome.status(run).status) == ([run.run_id], "FINISHED")
 
 
 def test_a_server_that_hangs_is_asked_once(odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
