@@ -92,7 +92,9 @@ def list_runs(
         UserError: no run has this dataset, strategy, status or metric.
     """
     runs, unreadable = read_runs("runs")
-    lines = [line_of(run) for run in runs]
+    root = config.project_root()
+    sizes = [files.sizes(root / run.folder) for run in runs]
+    lines = [line_of(run, sum(each.values())) for run, each in zip(runs, sizes, strict=True)]
     choice.check(lines)
     found = [line for line in lines if choice.includes(line)]
     if sort is not None:
@@ -107,14 +109,13 @@ def list_runs(
             return False, value if lowest_first else -value
 
         found.sort(key=place)
-    root = config.project_root()
     return RunList(
         runs=tuple(found[:limit]),
         num_matching=len(found),
         num_runs=len(lines),
         bytes=sum(line.bytes for line in lines) + sum(files.num_bytes(root / folder) for folder in unreadable),
-        checkpoint_bytes=sum(files.num_bytes(root / run.folder / "checkpoints") for run in runs),
-        model_bytes=sum(files.num_bytes(root / run.folder / "models") for run in runs),
+        checkpoint_bytes=sum(each.get("checkpoints", 0) for each in sizes),
+        model_bytes=sum(each.get("models", 0) for each in sizes),
         unreadable=unreadable,
     )
 
@@ -129,8 +130,8 @@ def lower_is_better(metric: str) -> bool:
     return False
 
 
-def line_of(run: Run) -> RunLine:
-    """Return a run's line in a list, from its records that can be read."""
+def line_of(run: Run, num_bytes: int | None = None) -> RunLine:
+    """Return a run's line in a list, from its records that can be read; ``num_bytes`` is the size of its folder."""
     training, evaluation = outcome.load_readable(run, TrainingResult), outcome.load_readable(run, EvaluationResult)
     metrics = evaluation.metrics if evaluation is not None else {}
     ended = outcome.status(run)
@@ -148,7 +149,7 @@ def line_of(run: Run) -> RunLine:
         metrics=metrics,
         examples_per_second=training.examples_per_second if training is not None else None,
         model_version=version_of(run),
-        bytes=files.num_bytes(config.project_root() / run.folder),
+        bytes=files.num_bytes(config.project_root() / run.folder) if num_bytes is None else num_bytes,
         pruned=outcome.is_pruned(run),
         parent_run_id=run.parent_run_id,
     )

@@ -193,17 +193,22 @@ def damaged_json(paths: Iterable[Path]) -> Path | None:
 
 def num_bytes(folder: Path) -> int:
     """Return the bytes of the files in a folder and below it; 0 where there is none. Symlinks are not followed."""
-    return 0 if os.path.islink(folder) else _num_bytes(str(folder))
+    return sum(sizes(folder).values())
 
 
-def _num_bytes(folder: str) -> int:
-    total = 0
-    with contextlib.suppress(OSError), os.scandir(folder) as found:
-        for one in found:
+def sizes(folder: Path) -> dict[str, int]:
+    """Return the bytes of each file and folder in a folder, by name; see ``num_bytes``."""
+    return {} if folder.is_symlink() else _sizes(str(folder))
+
+
+def _sizes(folder: str) -> dict[str, int]:
+    found = {}
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for one in entries:
             with contextlib.suppress(OSError):  # Removed meanwhile, or another user's.
-                is_folder = one.is_dir(follow_symlinks=False)
-                total += _num_bytes(one.path) if is_folder else one.stat(follow_symlinks=False).st_size
-    return total
+                below = sum(_sizes(one.path).values()) if one.is_dir(follow_symlinks=False) else None
+                found[one.name] = one.stat(follow_symlinks=False).st_size if below is None else below
+    return found
 
 
 def read_text(path: Path, most: int = -1) -> str:
