@@ -226,7 +226,6 @@ def find_experiment(client: mlflow.MlflowClient, name: str, uri: str) -> str:
 
     Raises:
         UserError: the experiment was deleted.
-        Unavailable: the server's answer has no id.
     """
     found = client.get_experiment_by_name(name)
     if found is None:
@@ -235,8 +234,8 @@ def find_experiment(client: mlflow.MlflowClient, name: str, uri: str) -> str:
         location = (beside / "artifacts" / name).as_uri() if beside else None
         try:
             # With this tag, MLflow's sidebar shows training runs instead of prompts and agents.
-            made = client.create_experiment(name, location, {"mlflow.experimentKind": "custom_model_development"})
-            return _present(made, uri)
+            made: str = client.create_experiment(name, location, {"mlflow.experimentKind": "custom_model_development"})
+            return made
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
@@ -246,10 +245,5 @@ def find_experiment(client: mlflow.MlflowClient, name: str, uri: str) -> str:
             f"the MLflow experiment '{name}' was deleted: restore it with `mlflow experiments restore "
             f"--experiment-id {found.experiment_id}`, or use another one: --set tracking.experiment=NAME"
         )
-    return _present(found.experiment_id, uri)
-
-
-def _present(experiment_id: str, uri: str) -> str:
-    if not experiment_id:  # Another kind of server may answer anything.
-        raise Unavailable(f"{uri}: MLflow named an experiment without an id")
+    experiment_id: str = found.experiment_id
     return experiment_id
