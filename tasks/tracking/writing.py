@@ -73,8 +73,12 @@ def log_points(run: records.Run, points: Iterable[Sequence[Any]]) -> bool:
 
 def log_files(run: records.Run, paths: Iterable[str | Path], folder: str) -> None:
     """Copy files, with paths relative to the project's folder, into a folder of the run's artifacts."""
-    for path in (str(config.project_root() / one) for one in paths):
-        write(run, lambda client, run_id, path=path: client.log_artifact(run_id, path, folder))
+
+    def log(path: str) -> None:
+        write(run, lambda client, run_id: client.log_artifact(run_id, path, folder))
+
+    for path in paths:
+        log(str(config.project_root() / path))
 
 
 def mlflow_run_id(run: records.Run) -> str:

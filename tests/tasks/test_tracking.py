@@ -192,10 +192,10 @@ def start_sweep(name: str) -> records.Run:
 
 def log_sweep(run: records.Run, name: str, final: records.Run) -> None:
     """Tell MLflow of a sweep that has come to its end, as the stage does."""
+    space = {"space": {}, "set": {}, "recipe": None, "seed": 0, "pruner": None}
     plan = records.SweepPlan(
-        name=name, space={"space": {}, "set": {}}, metric="validation/loss", lower_is_better=True, parallel=1,
-        sampler="s",
-    )  # fmt: skip
+        name=name, space=space, metric="validation/loss", lower_is_better=True, parallel=1, sampler="s"
+    )
     trial = records.Trial(number=0, state="complete", params={}, value=0.5, values=(0.5,))
     done = records.Sweep(
         run_id=run.run_id, folder=run.folder, flow_run_id=None, git_commit=None, data_version=VERSION, dataset="digits",
