@@ -37,23 +37,20 @@ def of_rows(block: npt.NDArray[np.generic], salt: int = 0) -> Hashes:
     return found * np.uint64(2 * salt + 1)
 
 
-def greys(images: npt.NDArray[np.uint8]) -> Floats:
-    """Return the mean of the channels of each pixel, (n, height, width, channels) -> float32 (n, height * width)."""
-    # Much faster than `mean`, with the same result: the sums of bytes are whole numbers.
-    sums = images[..., 0].astype(np.uint16)
+def greys(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint16]:
+    """Return the sum of the colours of each pixel, (n, height, width, channels) -> uint16 (n, height, width)."""
+    found = images[..., 0].astype(np.uint16)  # Channel by channel is much faster than `sum`.
     for channel in range(1, min(3, images.shape[3])):
-        sums += images[..., channel]
-    rows = sums.reshape(len(images), math.prod(images.shape[1:3]))
-    found: Floats = np.divide(rows, min(3, images.shape[3]), dtype=np.float32)
+        found += images[..., channel]
     return found
 
 
-def _waves(size: int) -> npt.NDArray[np.floating]:
+def _waves(size: int) -> Floats:
     """Return the lowest basis functions of the orthonormal DCT-II along a side, (waves, size)."""
     number = np.arange(min(LOWEST, size))[:, np.newaxis]
     waves: npt.NDArray[np.floating] = np.cos(np.pi * number * (np.arange(size) + 0.5) / size) * np.sqrt(2 / size)
     waves[0] /= np.sqrt(2)
-    return waves
+    return waves.astype(np.float32)
 
 
 class Look:
@@ -64,13 +61,12 @@ class Look:
     """
 
     def __init__(self, height: int, width: int) -> None:
-        down, across = _waves(height), _waves(width)
-        self._waves = np.kron(down, across).T.astype(np.float32)
+        self._down, self._across = _waves(height), _waves(width).T
 
-    def waves(self, images: npt.NDArray[np.uint8]) -> Floats:
-        """Return the lowest frequencies of images, uint8 (n, height, width, channels) -> float32 (n, k)."""
-        found: Floats = greys(images) @ self._waves
-        return found
+    def waves(self, sums: npt.NDArray[np.uint16]) -> Floats:
+        """Return the lowest frequencies of images, given their ``greys``, as float32 (n, k)."""
+        found: Floats = self._down @ sums.astype(np.float32) @ self._across
+        return found.reshape(len(sums), found.shape[1] * found.shape[2])
 
     def of(self, images: npt.NDArray[np.uint8]) -> tuple[Hashes, npt.NDArray[np.int8], Floats, Floats]:
         """Return the properties of images, uint8 (n, height, width, channels):
@@ -78,19 +74,21 @@ class Look:
         their hashes, uint64 (n,); the share of the standard deviation at each frequency, in 127ths, int8 (n, k); mean
         and standard deviation of their grey values, float32 (n,) each; the latter is 0 if all pixels are equal.
         """
-        grey = greys(images)
-        size = grey.shape[1]
-        waves = grey @ self._waves
-        brightness, waves = waves[:, 0] / np.float32(np.sqrt(size)), waves[:, 1:]
-        is_flat = (grey == grey[:, :1]).all(axis=1)
-        contrast = np.where(is_flat, np.float32(0), np.maximum(grey.std(axis=1), np.float32(1e-3)))
+        sums, size = greys(images), math.prod(images.shape[1:3])
+        pixels, waves = sums.reshape(len(images), size), self.waves(sums)[:, 1:]
+        mean = np.einsum("ij->i", pixels, dtype=np.int64, casting="unsafe") / size
+        squares = np.einsum("ij,ij->i", pixels, pixels, dtype=np.int64, casting="unsafe") / size
+        is_flat = (pixels == pixels[:, :1]).all(axis=1)
+        contrast = np.where(is_flat, 0, np.sqrt(np.maximum(squares - np.square(mean), 1e-6)))
         middle = waves.shape[1] // 2
         bits = np.zeros((len(images), LOWEST * LOWEST), bool)
         if waves.shape[1]:
             bits[:, : waves.shape[1]] = waves > np.partition(waves, middle, axis=1)[:, middle, np.newaxis]
         hashes = np.packbits(bits, axis=1).view(">u8").ravel().astype(np.uint64)
-        parts = waves / np.maximum(contrast * np.float32(np.sqrt(size)), 1e-3)[:, np.newaxis]
-        return hashes, np.rint(np.clip(parts, -1, 1) * 127).astype(np.int8), brightness, contrast
+        parts = waves / np.maximum(contrast * np.sqrt(size), 1e-3)[:, np.newaxis]
+        coarse = np.rint(np.clip(parts, -1, 1) * 127).astype(np.int8)
+        num_channels = min(3, images.shape[3])
+        return hashes, coarse, (mean / num_channels).astype(np.float32), (contrast / num_channels).astype(np.float32)
 
 
 def equal_to_earlier(hashes: Hashes) -> tuple[Rows, Rows]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.data.checks import MOST_OFFENDERS, Check, Data, Found, Offender
-from tasks.data.checks._hashes import Look
+from tasks.data.checks._hashes import Look, greys
 
 MOST_ROWS = 20_000
 """The most examples that are used, evenly spread."""
@@ -78,7 +78,7 @@ def _inputs(data: Data, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[n
     feature, array = data.prepared.features[name], data.array("train", name)
     if feature.kind == "image":
         look = Look(*feature.shape[:2])
-        parts = [look.waves(array[rows[first : first + 512]]) for first in range(0, len(rows), 512)]
+        parts = [look.waves(greys(array[rows[first : first + 512]])) for first in range(0, len(rows), 512)]
         return np.concatenate(parts)
     values = array[rows]
     if feature.kind == "number":

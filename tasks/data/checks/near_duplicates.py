@@ -50,7 +50,7 @@ def _look_alike(data: Data, images: list[str]) -> tuple[npt.NDArray[np.int64], b
 
 def _correlations(data: Data, name: str, some: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     each, places = np.unique(some, return_inverse=True)
-    grey = greys(data.gather(name, each))
+    grey = greys(data.gather(name, each)).reshape(len(each), -1).astype(np.float32)
     places = places.reshape(some.shape)
     return correlation(grey[places[:, 0]], grey[places[:, 1]])
 

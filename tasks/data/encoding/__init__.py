@@ -183,8 +183,9 @@ class Encoder:
         (column,), shape = [one["name"] for one in feature["columns"]], tuple(feature["shape"])
         values = cells.rows_of(table[column])
 
-        def decoded(row: int, value: Any) -> npt.NDArray[np.uint8]:
+        def decoded(place: tuple[int, Any]) -> npt.NDArray[np.uint8]:
             """Return the image of a row, zeros for a missing one."""
+            row, value = place
             if isinstance(value, str | type(None) | float) and cells.is_missing([value]).any():
                 return np.zeros(shape, np.uint8)
             is_named = named_in is not None or isinstance(value, Path)
@@ -201,7 +202,7 @@ class Encoder:
             broken[column, row] = reason
             return np.zeros(shape, np.uint8)
 
-        images = list(self._workers(decoded, range(len(values)), values))
+        images = list(self._workers(decoded, enumerate(values)))
         return np.stack(images) if images else np.zeros((0, *shape), np.uint8)
 
     def _opened(self, value: Any, named_in: Path | None) -> Any:

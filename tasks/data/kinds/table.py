@@ -7,8 +7,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ BLOCK_BYTES = 8 * 2**20
 """The size of a block of encoded rows, all features together."""
 AHEAD = 4
 """The most blocks that are encoded while one is written, on any number of cores, because each needs memory."""
+IMAGES_AT_ONCE = 8
+"""The number of images that a thread decodes before it takes the next ones."""
 WANTED: dict[str, Wanted] = {
     "number": "number",
     "datetime": "text",
@@ -495,11 +497,11 @@ def _blocks(
                     some = rows[place : place + rows_a_block]
                     yield name, first + some, {column: values[some] for column, values in chunk.items()}
 
-    # With images, the threads that decode them already use all cores.
-    threads = 1 if any(one.kind == "image" for one in features.values()) else min(machine.usable_cores(), AHEAD)
-    with ThreadPoolExecutor(machine.usable_cores()) as pictures:
+    threads = min(machine.usable_cores(), AHEAD)
+    with ThreadPool(machine.usable_cores()) as pictures:
         described = {name: one.model_dump() for name, one in features.items()}
-        encoder, broken = Encoder(described, vocabularies, table.folder, pictures.map), dict(table.broken)
+        decode = partial(pictures.imap, chunksize=IMAGES_AT_ONCE)
+        encoder, broken = Encoder(described, vocabularies, table.folder, decode), dict(table.broken)
 
         def encode(given: tuple[str, Rows, dict[str, Values]]) -> Block:
             name, places, own = given
@@ -521,7 +523,7 @@ def _blocks(
             labels = table.labels[used].astype(table.target.label_dtype, copy=False)
             return Block(name, encoded, labels, weights, missing)
 
-        yield from background.in_order(encode, some_rows(), threads, ahead=min(machine.usable_cores(), AHEAD))
+        yield from background.in_order(encode, some_rows(), threads, ahead=threads)
     refuse_broken(table.dataset, broken)
     if "validation" in made:
         count = int((parts == NAMES.index("validation")).sum())
