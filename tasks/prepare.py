@@ -254,12 +254,13 @@ class _PixelMoments:
         self._count, self._sums, self._squares = 0, np.zeros(channels, np.int64), np.zeros(channels, np.int64)
 
     def add(self, images: npt.NDArray[Any]) -> None:
-        # Four times as fast as a histogram, and without Python's lock.
+        # Four times as fast as a histogram, and without Python's lock. 2**16 squares of bytes fit into 32 bits.
         pixels, channels = images.reshape(len(images), -1), len(self._sums)
-        sums = np.einsum("ij->j", pixels, dtype=np.int64, casting="unsafe")
-        squares = np.einsum("ij,ij->j", pixels, pixels, dtype=np.int64, casting="unsafe")
-        self._sums += sums.reshape(-1, channels).sum(0)
-        self._squares += squares.reshape(-1, channels).sum(0)
+        dtype = np.uint32 if len(images) <= 2**16 else np.int64
+        sums = np.einsum("ij->j", pixels, dtype=dtype, casting="unsafe")
+        squares = np.einsum("ij,ij->j", pixels, pixels, dtype=dtype, casting="unsafe")
+        self._sums += sums.reshape(-1, channels).sum(0, np.int64)
+        self._squares += squares.reshape(-1, channels).sum(0, np.int64)
         self._count += images.size // channels
 
     def statistics(self) -> dict[str, tuple[float, ...]]:
