@@ -16,7 +16,7 @@ from pydantic import WithJsonSchema
 from flows import reporting, stages
 from flows.operate import deployed, notifications
 from tasks import config, records
-from tasks.data import quality_report
+from tasks.data import prepared_data
 from tasks.operations import dvc_data, pipeline, preconditions
 from tasks.process import client
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, RunSummary, TrainingResult
@@ -95,8 +95,7 @@ def run_pipeline(
                 prepared = stages.data(asked)
             settings = dvc_data.choose_settings(recipe, overrides, prepared)
             run_lock = locks.enter_context(lock_run(settings, resumption.run, flow_run.id))
-        data_folder = config.project_root() / "data" / prepared.name
-        if notifications.addresses() and (quality := quality_report.load(prepared, data_folder)):
+        if notifications.addresses() and (quality := prepared_data.load_quality(prepared)):
             notifications.tell_drift(prepared, quality)
         planned = pipeline.plan(settings, prepared, resumption, if_changed)
         if planned.unchanged is not None:

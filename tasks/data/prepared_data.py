@@ -1,6 +1,7 @@
-"""data/<name>/prepared: its files, and whether they match the data version.
+"""data/<name>/prepared: its files, and whether they match the data version; and data/<name>/report: statistics, results
+of the checks, and pictures, which are not part of the data version.
 
-This module imports no framework.
+This module imports neither a framework nor NumPy.
 """
 
 import hashlib
@@ -12,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from tasks import config
-from tasks.data import quality_report
-from tasks.records import Column, PreparedDataset, load_or_none
+from tasks.records import Column, DataQuality, PreparedDataset, load_or_none
 from tasks.system import files
 from tasks.system.errors import UserError
 
 LISTINGS = ".dvc/cache/files/md5"
 MADE = re.compile(r"manifest\.json|[\w.-]+_\w+s\.npy|\w+_vocabulary\.json|test_metadata\.json")
+
+QUALITY, STATISTICS = "quality.json", "statistics.json"
+SIZES = "test_sizes.npy"
+"""Height and width of the original test images, int32 (n, 2), if the kind of dataset provides them."""
 
 
 def remedy(name: str) -> str:
@@ -127,7 +131,7 @@ def set_foreign_aside(name: str) -> None:
     """
     root = config.project_root()
     folder = root / "data" / name
-    for part, made in (("prepared", made_in(folder)), ("report", quality_report.made_in(folder))):
+    for part, made in (("prepared", made_in(folder)), ("report", made_in_report(folder))):
         for path in sorted(folder.glob(f"{part}/*")):
             if path.name not in made:
                 moved = files.set_aside(path, folder / "set_aside")
@@ -144,3 +148,23 @@ def made_in(folder: Path) -> set[str]:
     if prepared is None:  # Then they are known by their names.
         return {path.name for path in folder.glob("prepared/*") if MADE.fullmatch(path.name)}
     return {Path(path).name for path in _files(prepared)} | {"manifest.json"}
+
+
+def made_in_report(folder: Path) -> set[str]:
+    """Return the names of the report's own files in a dataset's folder."""
+    found = load_or_none(DataQuality, folder / "report" / QUALITY)
+    return {*(found.pictures if found is not None else ()), STATISTICS, SIZES, QUALITY, ".gitignore"}
+
+
+def arrays_of(prepared: PreparedDataset) -> str:
+    """Return one sha256 over all arrays of a dataset, independent of its name."""
+    digests = [
+        f"{Path(path).name} {digest}" for split in prepared.splits.values() for path, digest in split.sha256.items()
+    ]
+    return hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
+
+
+def load_quality(prepared: PreparedDataset) -> DataQuality | None:
+    """Return the results of the checks; None without a report of these data."""
+    found = load_or_none(DataQuality, config.project_root() / "data" / prepared.name / "report" / QUALITY)
+    return found if found is not None and found.arrays == arrays_of(prepared) else None

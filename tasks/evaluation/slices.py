@@ -7,14 +7,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.data import quality_report
+from tasks.data import prepared_data
 from tasks.records import Feature, PreparedDataset, Task
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def load(prepared: PreparedDataset) -> TestExamples | None:
         beside = metadata(prepared)
     except (OSError, ValueError):
         return None
-    return TestExamples(prepared, arrays, vocabularies, _sizes(prepared, root / "data" / prepared.name), beside)
+    return TestExamples(prepared, arrays, vocabularies, _sizes(prepared), beside)
 
 
 def metadata(prepared: PreparedDataset) -> "dict[str, Metadata]":
@@ -128,12 +127,13 @@ def metadata(prepared: PreparedDataset) -> "dict[str, Metadata]":
     return {name: Metadata(**one) for name, one in json.loads(content).items()}
 
 
-def _sizes(prepared: PreparedDataset, folder: Path) -> npt.NDArray[np.int32] | None:
+def _sizes(prepared: PreparedDataset) -> npt.NDArray[np.int32] | None:
     """Return the sizes of the original images if the report of these data contains them."""
-    if quality_report.load(prepared, folder) is None:
+    if prepared_data.load_quality(prepared) is None:
         return None
+    report = config.project_root() / "data" / prepared.name / "report"
     try:
-        sizes: npt.NDArray[np.int32] = np.load(folder / "report" / quality_report.SIZES, allow_pickle=False)
+        sizes: npt.NDArray[np.int32] = np.load(report / prepared_data.SIZES, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
     return sizes if sizes.shape == (prepared.splits["test"].num_examples, 2) else None

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tasks import config, records
-from tasks.data import dataset_folder, prepared_data, quality_report
+from tasks.data import dataset_folder, prepared_data
 from tasks.operations import dvc_data
 from tasks.process import dvc, stages
 from tasks.records import DataDifference, DataQuality, PreparedDataset
@@ -36,7 +36,7 @@ def show(name: str) -> PreparedDataset:
 
 def quality(name: str) -> DataQuality | None:
     """Return the quality report of a prepared dataset; None if the checks have not run on this data version."""
-    return quality_report.load(dvc_data.load_prepared(name), config.project_root() / "data" / name)
+    return prepared_data.load_quality(dvc_data.load_prepared(name))
 
 
 def _check_known(name: str) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from tasks import config, records
-from tasks.data import checks, quality_report
+from tasks.data import checks, prepared_data
 from tasks.data.checks import Check, drift, duplicates
 from tasks.data.checks._data import numbers
 from tasks.prepare import prepare
@@ -35,7 +35,7 @@ def prepared(**values):
     folder = config.project_root() / "data" / "own"
     folder.mkdir(exist_ok=True)
     made = prepare(described)
-    quality = quality_report.load(made, folder)
+    quality = prepared_data.load_quality(made)
     assert quality is not None
     return quality
 
@@ -298,14 +298,14 @@ def test_the_sizes_that_images_had_are_kept_also_where_some_are_left_out(root):
     for path in sorted((root / "photos").rglob("*.png"))[::7]:
         path.write_bytes(path.read_bytes()[:-40])  # Its header is whole.
     quality = prepared(kind="image_folder", source="photos", on_broken="skip", image_size=(24, 24))
-    sizes = np.load(root / "data" / "own" / "report" / quality_report.SIZES)
+    sizes = np.load(root / "data" / "own" / "report" / prepared_data.SIZES)
     pixels = np.load(root / "data" / "own" / "prepared" / "test_images.npy")
     assert sizes.shape == (len(pixels), 2)
     assert set(sizes[:, 0]) == {40}
     for size, one in zip(sizes, pixels, strict=True):
         source = np.asarray(Image.fromarray(IMAGES[size[1] - 24]).resize((size[1], 40)).resize((24, 24)), np.int16)
         assert abs(one[..., 0] - source).mean() < 8, "the size is that of the image in its row"
-    assert quality_report.SIZES in quality_report.made_in(root / "data" / "own")
+    assert prepared_data.SIZES in prepared_data.made_in_report(root / "data" / "own")
     assert quality.looked_at["test"] == len(sizes)
 
 
@@ -328,5 +328,5 @@ def test_the_report_of_other_data_is_none_and_files_of_the_users_stay(root):
     assert (folder / "set_aside" / "notes.md").read_text() == "mine"
     made = records.load(records.PreparedDataset, folder / "prepared" / "manifest.json")
     other = made.model_copy(update={"splits": {"train": made.splits["train"]}})
-    assert quality_report.load(other, folder) is None
-    assert {path.name for path in (folder / "report").iterdir()} <= quality_report.made_in(folder)
+    assert prepared_data.load_quality(other) is None
+    assert {path.name for path in (folder / "report").iterdir()} <= prepared_data.made_in_report(folder)

@@ -12,7 +12,7 @@ import sklearn.metrics
 from PIL import Image
 
 from tasks import config, records
-from tasks.data import quality_report
+from tasks.data import prepared_data
 from tasks.data.kinds import Metadata
 from tasks.evaluation.predictions import bins
 from tasks.evaluation.slices import every, quarters
@@ -238,12 +238,12 @@ def test_small_images_of_which_a_model_is_unsure_are_a_slice():
     def named(kept, arrays):
         """Return the slices by size, where `prepare` kept these."""
         quality = records.DataQuality(arrays=arrays, looked_at={"test": 200}, checks={}, pictures=())
-        records.save(quality, load(run).folder.parents[2] / "data/made/report" / quality_report.QUALITY)
-        np.save(load(run).folder.parents[2] / "data/made/report" / quality_report.SIZES, kept)
+        records.save(quality, load(run).folder.parents[2] / "data/made/report" / prepared_data.QUALITY)
+        np.save(load(run).folder.parents[2] / "data/made/report" / prepared_data.SIZES, kept)
         found = [row[0] for table in tables(page.by_slice(load(run))) for row in cells(table)]
         return sorted(name for name in found if name.startswith("original pixels of image"))
 
-    own = quality_report.arrays_of(load(run).prepared)
+    own = prepared_data.arrays_of(load(run).prepared)
     ends = ("highest quarter (1502 to 2000)", "lowest quarter (10 to 507.5)", "second quarter (507.5 to 1005)",
             "third quarter (1005 to 1502)")  # fmt: skip
     assert named(sizes, own) == [f"original pixels of image: {end}" for end in ends]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config, records
-from tasks.data import quality_report
+from tasks.data import prepared_data
 from tasks.data.checks import _sheets
 from tasks.data.checks._data import Data, Place
 from tasks.records import CheckResult, DataQuality, DataStatistics, Offender, PreparedDataset, load_or_none
@@ -89,7 +89,7 @@ def judge(
         UserError: a check with the action ``stop`` has a finding; ``report`` is not created.
     """
     folder = config.project_root() / "data" / dataset.name
-    before = load_or_none(DataStatistics, folder / "report" / quality_report.STATISTICS)
+    before = load_or_none(DataStatistics, folder / "report" / prepared_data.STATISTICS)
     data = Data(prepared, arrays, before, name_of)
     if not data.num_rows:
         return
@@ -112,16 +112,16 @@ def judge(
         _sheets.by_class(data, report / "classes.png")
         pictures.insert(0, "classes.png")
     if sizes_of is not None and "test" in prepared.splits:
-        np.save(report / quality_report.SIZES, sizes_of("test"))
+        np.save(report / prepared_data.SIZES, sizes_of("test"))
     quality = DataQuality(
-        arrays=quality_report.arrays_of(prepared),
+        arrays=prepared_data.arrays_of(prepared),
         looked_at={split: len(rows) for split, rows in data.rows.items()},
         checks=results,
         pictures=tuple(pictures),
     )
-    records.save(data.statistics, report / quality_report.STATISTICS)
+    records.save(data.statistics, report / prepared_data.STATISTICS)
     (report / ".gitignore").write_text("# Made by `prepare`, of the data.\n*\n", encoding="utf-8")
-    records.save(quality, report / quality_report.QUALITY)
+    records.save(quality, report / prepared_data.QUALITY)
     _print_findings(dataset.name, prepared, quality)
 
 
@@ -162,7 +162,7 @@ def _print_findings(name: str, prepared: PreparedDataset, quality: DataQuality) 
     """Print a line for each finding."""
     place = f"data/{name}/report"
     for check, result in quality.findings.items():
-        where = f"{place}/{result.picture or quality_report.QUALITY}"
+        where = f"{place}/{result.picture or prepared_data.QUALITY}"
         print(printable(f"warning: {check}: {_with_names(result, 3)} ({where})"), file=sys.stderr)
     cut = [
         f"{looked:,} of the {prepared.splits[split].num_examples:,} examples of {split}"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tasks.data import quality_report
+from tasks.data import prepared_data
 from tasks.data.checks import _hashes
 from tasks.records import ColumnStatistics, DataStatistics, PreparedDataset
 from tasks.system import background, machine
@@ -193,7 +193,7 @@ class Data:
     def statistics(self) -> DataStatistics:
         """How the columns of all splits are distributed."""
         return DataStatistics(
-            arrays=quality_report.arrays_of(self.prepared),
+            arrays=prepared_data.arrays_of(self.prepared),
             splits={split: dict(self._columns(split)) for split, rows in self.rows.items() if len(rows)},
         )
 
