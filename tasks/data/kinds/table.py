@@ -36,7 +36,7 @@ BLOCK_BYTES = 8 * 2**20
 """The size of a block of encoded rows, all features together."""
 AHEAD = 4
 """The most blocks that are encoded while one is written, on any number of cores, because each needs memory."""
-IMAGES_AT_ONCE = 8
+IMAGES_AT_ONCE = 4
 """The number of images that a thread decodes before it takes the next ones."""
 WANTED: dict[str, Wanted] = {
     "number": "number",
