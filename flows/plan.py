@@ -23,7 +23,7 @@ from tasks.records import (
     SweepPlan,
     TrainingResult,
 )
-from tasks.runs import entries, resume
+from tasks.runs import entries, listing, resume
 from tasks.system.errors import UserError, printable
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def plan_of_sweep(space: "Space", parallel: int) -> SweepPlan:
         raise UserError(
             f"{space.path}: metric = '{space.metric}' is your own metric: set `direction: lower` or `direction: higher`"
         )
-    lower = pipeline.lower_is_better(space.metric) if direction is None else direction == "lower"
+    lower = listing.lower_is_better(space.metric) if direction is None else direction == "lower"
     return SweepPlan(
         name=space.name,
         space=space.file.model_dump(mode="json"),

@@ -49,13 +49,12 @@ def list_(
     limit: int | None = option("--limit", "Number of runs to list; 20 by default, all with --json.", "N", min=1),
 ) -> Result:
     """List the runs, the newest first."""
-    from tasks.operations import pipeline
     from tasks.runs import listing
 
     when = listing.moment(since, "--since") if since is not None else None
     choice = listing.RunFilter(dataset, strategy, when, status and status.lower())
     metric = f"test/{sort}" if sort and "/" not in sort and sort not in listing.FIGURES else sort
-    found = listing.list_runs(choice, metric, metric is not None and pipeline.lower_is_better(metric), limit)
+    found = listing.list_runs(choice, metric, metric is not None and listing.lower_is_better(metric), limit)
     yield found
     shown = found.runs[: limit or SHOWN]
     if not shown:

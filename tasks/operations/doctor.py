@@ -25,11 +25,11 @@ from packaging.requirements import Requirement
 from rich.filesize import decimal
 
 from tasks import config, records
-from tasks.operations import pipeline, preconditions
+from tasks.operations import preconditions
 from tasks.process import dvc as dvc_settings
 from tasks.process import stages
 from tasks.records import Finding, Health, Level
-from tasks.runs import lineage, outcome
+from tasks.runs import lineage, listing, outcome
 from tasks.runs.entries import PLACES, find_runs, is_uncopied, read_runs
 from tasks.runs.locks import SCRATCH, crashed_holders, half_written, is_abandoned
 from tasks.system import files, machine, temporary
@@ -356,7 +356,7 @@ def models(root: Path) -> Iterator[Remark]:
             yield warning(text, f"stratagem models rollback {name}, or stratagem models register RUN --force")
             continue
         figures = {key: text for key, text in champion.tags.items() if key.startswith("test/")}
-        if perfect := [key for key, text in figures.items() if text == "1.0000" and not pipeline.lower_is_better(key)]:
+        if perfect := [key for key, text in figures.items() if text == "1.0000" and not listing.lower_is_better(key)]:
             text = f"{name}/{champion.version} @{config.CHAMPION} has {perfect[0]} 1: do its inputs contain the target?"
             yield warning(text, f"stratagem report {champion.run_id}")
     yield ok(f"{len(by_name)} registered model{'s' * (len(by_name) != 1)}")

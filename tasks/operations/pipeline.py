@@ -13,7 +13,7 @@ from tasks import config, records
 from tasks.operations import dvc_data, preconditions
 from tasks.process import client, stages
 from tasks.records import PreparedDataset, Record, RegisteredModel, Run, RunSummary, TrainingResult
-from tasks.runs import entries, lineage, listing, locks, outcome, remote, resume
+from tasks.runs import entries, lineage, locks, outcome, remote, resume
 from tasks.strategies import engines
 from tasks.system import errors, files, network, temporary
 from tasks.system.errors import StratagemError, UserError
@@ -273,21 +273,6 @@ def _check_store(to: str | None) -> str:
     if uri.startswith("sqlite:///"):
         uri = f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
     return uri
-
-
-def lower_is_better(metric: str) -> bool:
-    """Return whether lower values of a metric such as ``test/loss`` are better; False if it is not a metric.
-
-    For the user's own metrics, the runs' records answer this, because only stage processes import the user's code.
-    """
-    if ":" in metric:
-        return listing.lower_is_better(metric)
-    name = metric.rpartition("/")[2]
-    if name not in ("loss", *config.names_of("modeling/metrics")) and config.top_k_of(name) is None:
-        return False
-    from tasks.modeling import metrics  # NumPy takes 0.2 s to import.
-
-    return metrics.better(metric) == "lower"
 
 
 def write_report(name: str | None) -> Path:

@@ -26,7 +26,7 @@ class Record(BaseModel):
     """A frozen value that is JSON on disk and between processes. Paths in it are relative to the project's folder."""
 
     # A loss that is not a number is written as "NaN": JSON has no number for it, and null would not be read back.
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings", defer_build=True)
     remedy: ClassVar[str] = ""
     """What to do about a file of another format. Only records with a remedy carry ``FORMAT``."""
 

@@ -12,7 +12,6 @@ from flows.cli import main
 from flows.cli import runs as run_commands
 from tasks import config, records
 from tasks.modeling import metrics
-from tasks.operations import pipeline
 from tasks.records import MetricPair, RunDifference, RunStatus
 from tasks.runs import entries, listing, locks, outcome
 from tasks.system.errors import UserError
@@ -81,19 +80,19 @@ def test_runs_are_chosen_and_sorted(three):
 def test_the_best_by_a_metric_of_ones_own_come_first(project):
     """What is better lies in the user's code, which a list of runs does not import."""
     far, near = "test/absent:far", "test/absent:near"
-    assert not pipeline.lower_is_better(far), "no run has it"
+    assert not listing.lower_is_better(far), "no run has it"
     for number, lower, value in ((1, (far,), 0.1), (2, (far,), 0.3), (3, (far,), 0.2)):
         write_results(write_run(number), lower_is_better=lower, **{"absent:far": value, "absent:near": value})
-    assert listed(sort=far, lowest_first=pipeline.lower_is_better(far)) == [1, 3, 2]
-    assert listed(sort=near, lowest_first=pipeline.lower_is_better(near)) == [2, 3, 1]
+    assert listed(sort=far, lowest_first=listing.lower_is_better(far)) == [1, 3, 2]
+    assert listed(sort=near, lowest_first=listing.lower_is_better(near)) == [2, 3, 1]
 
 
 def test_which_is_better_is_known_of_each_metric():
     for name in config.names_of("modeling/metrics"):
-        assert pipeline.lower_is_better(f"test/{name}") == (metrics.find_metric(name).better == "lower"), name
-    assert pipeline.lower_is_better("validation/loss")
-    assert not pipeline.lower_is_better("test/top_3_accuracy"), "of which there is no file"
-    assert not pipeline.lower_is_better("examples_per_second"), "it is not a metric"
+        assert listing.lower_is_better(f"test/{name}") == (metrics.find_metric(name).better == "lower"), name
+    assert listing.lower_is_better("validation/loss")
+    assert not listing.lower_is_better("test/top_3_accuracy"), "of which there is no file"
+    assert not listing.lower_is_better("examples_per_second"), "it is not a metric"
 
 
 # Each: what is asked for, and the message.
