@@ -66,7 +66,7 @@ def evaluate(
             f"checkpoint {state.step} of run {training.run_id} gives outputs that are not finite numbers: its training "
             "diverged. Train again with a lower schedule.learning_rate, or evaluate an earlier checkpoint"
         )
-    example_losses = losses.find_loss(settings.train, prepared).of_predictions(labels, values)
+    example_losses = losses.of_examples(losses.find_loss(settings.train, prepared), labels, values)
     measured = {"loss": float(example_losses.mean() + found.own_losses.mean())}
     measured |= metrics.compute(target.task, labels, values, metrics.without_file(settings))
     pairs: Any = (

@@ -20,6 +20,7 @@ from tasks import config, records, strategies
 from tasks.data import prepared_data
 from tasks.input import sources
 from tasks.input.augment import check_augmentation
+from tasks.input.batches import Batches
 from tasks.input.order import carve
 from tasks.modeling import losses, metrics, models, optimizers
 from tasks.records import Limits, NonFinite, Placement, PreparedDataset, Run, TrainingResult
@@ -39,8 +40,6 @@ log = logging.getLogger(__name__)
 
 DYING_SECONDS = 30.0
 """How long the process of a killed command may take to end and release its run's lock."""
-COMMON_PACKAGES = ("tensorflow", "keras", "jax", "numpy")
-"""All members of a cluster need the same versions: they determine the protocol, the kernels and the batches drawn."""
 
 
 def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strategies.Strategy, int]:
@@ -62,12 +61,12 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
     _, rows = carve(prepared, settings.input.validation, settings.train.seed)["train"]
     sources.check_batch(global_batch_size, len(rows), prepared)
     check_augmentation(settings.input.augmentation, prepared)
-    with model.in_host_memory():
+    with models.in_host_memory():
         looked_at = models.build(settings.model, prepared, settings.input.normalization)
         losses.find_loss(settings.train, prepared, shares=settings.input.augmentation.mixes)
         metrics.check(settings, prepared, losses.example(prepared, 2))
-        whole, rest = divmod(len(rows), global_batch_size)
-        steps = settings.train.steps_per_epoch or whole + (rest > 0 and not settings.input.drop_remainder)
+        section, length = settings.input, settings.train.steps_per_epoch
+        steps = Batches(len(rows), global_batch_size, section.drop_remainder, length).steps
         optimizers.check(settings, steps, global_batch_size)
         own_callbacks.make(settings.train)
     strategy.check_model(looked_at)
@@ -306,8 +305,9 @@ def _lock(run: Run, folder: Path, opened: contextlib.ExitStack) -> None:
 
 
 def _in_common(settings: config.Settings, prepared: PreparedDataset) -> bytes:
-    """Return what every member of a cluster must have in common, as a JSON object of strings."""
-    versions = {name: text for name, text in machine.surroundings().items() if name in COMMON_PACKAGES}
+    """Return what every member of a cluster must have in common, as a JSON object of strings. The packages determine
+    the protocol, the kernels and the batches drawn."""
+    versions = {name: text for name, text in machine.surroundings().items() if name in machine.PACKAGES}
     common = {
         "settings": settings.digest("result", "speed"),
         "data": str(prepared.data_version),

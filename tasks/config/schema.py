@@ -251,11 +251,7 @@ class Settings(Section):
     @model_validator(mode="after")
     def sections_agree(self) -> Self:
         if self.input.validation is None:
-            stopping = self.train.early_stopping
-            watched = {"checkpoint.monitor": self.checkpoint.monitor}
-            if stopping:
-                watched["train.early_stopping.monitor"] = stopping.monitor
-            for key, monitor in watched.items():
+            for key, monitor in self.monitors.items():
                 if monitor.startswith("validation/"):
                     raise ValueError(
                         f"{key} = '{monitor}' needs a validation split, and input.validation is null: "
@@ -318,13 +314,18 @@ class Settings(Section):
         return tuple(number for number in numbers if size % cluster.num_replicas_of(number) == 0)
 
     @property
-    def named_metrics(self) -> dict[str, str]:
-        """Each metric that a key names, ``loss`` too, and the first key that does."""
-        named = [(name, "train.metrics") for name in self.train.metrics]
+    def monitors(self) -> dict[str, str]:
+        """The metrics that a training watches, by key."""
         watched = {"checkpoint.monitor": self.checkpoint.monitor}
         if (stopping := self.train.early_stopping) is not None:
             watched["train.early_stopping.monitor"] = stopping.monitor
-        watched["register.metric"] = self.register_.metric
+        return watched
+
+    @property
+    def named_metrics(self) -> dict[str, str]:
+        """Each metric that a key names, ``loss`` too, and the first key that does."""
+        named = [(name, "train.metrics") for name in self.train.metrics]
+        watched = {**self.monitors, "register.metric": self.register_.metric}
         named += [(name.partition("/")[2], key) for key, name in watched.items()]
         return dict(sorted(dict(reversed(named)).items()))
 

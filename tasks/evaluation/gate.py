@@ -124,8 +124,8 @@ def metric_of(settings: config.Settings, prepared: PreparedDataset) -> tuple[str
     its metric does not fit the task."""
     task, metric = prepared.target.task, settings.register_.metric
     if metric == "test/loss":
-        of_examples = losses.find_loss(settings.train, prepared).of_predictions
-        return metric, lambda labels, outputs: float(of_examples(labels, outputs).mean())
+        loss = losses.find_loss(settings.train, prepared)
+        return metric, lambda labels, outputs: float(losses.of_examples(loss, labels, outputs).mean())
     known = metrics.of_task(task, metrics.without_file(settings))
     name = metric.removeprefix("test/")
     name = name if name in known else HEADLINES[task]
@@ -216,9 +216,8 @@ def _compare(
         now, was = (outputs.argmax(axis=1) == labels for outputs in (now, was))
     elif name == "loss":
         # From predictions only: additional losses of a model do not depend on examples.
-        now, was = (
-            losses.find_loss(settings.train, prepared).of_predictions(labels, outputs) for outputs in (now, was)
-        )
+        loss = losses.find_loss(settings.train, prepared)
+        now, was = (losses.of_examples(loss, labels, outputs) for outputs in (now, was))
     else:
         measure = metrics.find_metric(name).of_predictions
     found = evidence.paired_bootstrap(measure, labels, was, now, better, confidence)

@@ -1,32 +1,18 @@
-"""Losses by name: the Keras loss that a training minimizes, and the same loss per example in float64 for evaluations.
+"""Losses by name: the Keras loss that a training minimizes. An evaluation computes the same loss for each example."""
 
-An evaluation reports the same number on every backend. It cannot use the Keras loss, because JAX computes in float32; a
-test compares the two versions of each loss. The exception is a custom loss.
-"""
-
+import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_softmax, softmax
 
 from tasks import config
-from tasks.modeling import own_code
+from tasks.modeling import models, own_code
 from tasks.modeling.metrics import Labels, Predictions
 from tasks.records import PreparedDataset, Target, Task
 from tasks.system.errors import UserError
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A loss of labels and outputs."""
-
-    in_training: Callable[[], keras.losses.Loss]
-    of_predictions: Callable[[Labels, Predictions], npt.NDArray[np.float64]]
-    """The loss of each example, (n,)."""
 
 
 class SoftmaxSquaredError(keras.losses.Loss):
@@ -37,19 +23,16 @@ class SoftmaxSquaredError(keras.losses.Loss):
         return keras.ops.mean(keras.ops.square(keras.ops.softmax(y_pred) - _shares(y_true, y_pred)), axis=-1)
 
 
-class SmoothedCrossentropy(keras.losses.Loss):
+class SmoothedCrossentropy(keras.losses.CategoricalCrossentropy):
     """Cross-entropy of logits (n, classes) against classes, int (n,), or shares of classes, float (n, classes), with
     label smoothing (Szegedy et al., "Rethinking the Inception architecture", 2015, section 7).
     """
 
     def __init__(self, smoothing: float) -> None:
-        super().__init__(name="sparse_categorical_crossentropy")
-        self._smoothing = smoothing
+        super().__init__(from_logits=True, label_smoothing=smoothing, name="sparse_categorical_crossentropy")
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        return keras.losses.categorical_crossentropy(
-            _shares(y_true, y_pred), y_pred, from_logits=True, label_smoothing=self._smoothing
-        )
+        return super().call(_shares(y_true, y_pred), y_pred)
 
 
 def _shares(y_true: Any, y_pred: Any) -> Any:
@@ -59,60 +42,26 @@ def _shares(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.cast(y_true, y_pred.dtype)
 
 
-def _crossentropy(smoothing: float, shares: bool = False) -> Loss:
-    def of_predictions(labels: Labels, logits: Predictions) -> npt.NDArray[np.float64]:
-        logs = log_softmax(logits, axis=1)
-        own: npt.NDArray[np.float64] = -logs[np.arange(len(labels)), labels]
-        return (1 - smoothing) * own - smoothing * logs.mean(axis=1) if smoothing else own
-
-    if smoothing or shares:
-        return Loss(lambda: SmoothedCrossentropy(smoothing), of_predictions)
-    return Loss(lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True), of_predictions)
+def _crossentropy(smoothing: float) -> keras.losses.Loss:
+    if smoothing:
+        return SmoothedCrossentropy(smoothing)
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def _binary_crossentropy(smoothing: float) -> Loss:
-    def of_predictions(labels: Labels, logits: Predictions) -> npt.NDArray[np.float64]:
-        wanted = labels * (1 - smoothing) + smoothing / 2
-        each: npt.NDArray[np.float64] = np.maximum(logits, 0) - logits * wanted + np.log1p(np.exp(-np.abs(logits)))
-        return _mean(each)
-
-    return Loss(
-        lambda: keras.losses.BinaryCrossentropy(from_logits=True, label_smoothing=smoothing),
-        of_predictions,
-    )
-
-
-def _huber(labels: Labels, outputs: Predictions) -> npt.NDArray[np.float64]:
-    error = np.abs(outputs - labels)
-    return _mean(np.where(error <= 1, np.square(error) / 2, error - 0.5))
-
-
-def _mean(each: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    means: npt.NDArray[np.float64] = each.mean(axis=1)
-    return means
-
-
-LOSSES: dict[Task, dict[str, Callable[[float], Loss]]] = {
+LOSSES: dict[Task, dict[str, Callable[[float], keras.losses.Loss]]] = {
     "classification": {
         "sparse_categorical_crossentropy": _crossentropy,
-        "mean_squared_error": lambda smoothing: Loss(
-            in_training=lambda: SoftmaxSquaredError(name="mean_squared_error"),
-            of_predictions=lambda labels, logits: np.square(
-                softmax(logits, axis=1) - np.eye(logits.shape[1])[labels]
-            ).mean(axis=1),
+        "mean_squared_error": lambda smoothing: SoftmaxSquaredError(name="mean_squared_error"),
+    },
+    "multilabel": {
+        "binary_crossentropy": lambda smoothing: keras.losses.BinaryCrossentropy(
+            from_logits=True, label_smoothing=smoothing
         ),
     },
-    "multilabel": {"binary_crossentropy": _binary_crossentropy},
     "regression": {
-        "mean_squared_error": lambda smoothing: Loss(
-            in_training=keras.losses.MeanSquaredError,
-            of_predictions=lambda labels, outputs: _mean(np.square(outputs - labels)),
-        ),
-        "mean_absolute_error": lambda smoothing: Loss(
-            in_training=keras.losses.MeanAbsoluteError,
-            of_predictions=lambda labels, outputs: _mean(np.abs(outputs - labels)),
-        ),
-        "huber": lambda smoothing: Loss(in_training=keras.losses.Huber, of_predictions=_huber),
+        "mean_squared_error": lambda smoothing: keras.losses.MeanSquaredError(),
+        "mean_absolute_error": lambda smoothing: keras.losses.MeanAbsoluteError(),
+        "huber": lambda smoothing: keras.losses.Huber(),
     },
 }
 """Allowed values of ``train.loss`` for each task; each function takes the label smoothing."""
@@ -125,7 +74,7 @@ USUAL: dict[Task, str] = {
 SMOOTHED = ("sparse_categorical_crossentropy", "binary_crossentropy")
 
 
-def find_loss(section: config.Train, prepared: PreparedDataset, shares: bool = False) -> Loss:
+def find_loss(section: config.Train, prepared: PreparedDataset, shares: bool = False) -> keras.losses.Loss:
     """Return the loss of a training.
 
     Args:
@@ -158,29 +107,25 @@ def find_loss(section: config.Train, prepared: PreparedDataset, shares: bool = F
             )
         return _own_loss(name, prepared)
     if shares and name == "sparse_categorical_crossentropy":
-        return _crossentropy(smoothing, shares)
+        return SmoothedCrossentropy(smoothing)
     loss = allowed[name](smoothing)
     return loss if target.task != "regression" else _in_deviations(loss, target)
 
 
-def _in_deviations(loss: Loss, target: Target) -> Loss:
+def _in_deviations(loss: keras.losses.Loss, target: Target) -> keras.losses.Loss:
     """Return a loss in units of the target's standard deviation in the training split: the same learning rates suit
     any unit, and ``huber`` becomes linear at one deviation."""
     deviation = np.array([one or 1.0 for one in target.deviation or (1.0,)])
-    inner = loss.in_training()
 
     class InDeviations(keras.losses.Loss):
         def call(self, y_true: Any, y_pred: Any) -> Any:
             scale = keras.ops.convert_to_tensor(1 / deviation, y_pred.dtype)
-            return inner.call(keras.ops.cast(y_true, y_pred.dtype) * scale, y_pred * scale)
+            return loss.call(keras.ops.cast(y_true, y_pred.dtype) * scale, y_pred * scale)
 
-    return Loss(
-        in_training=lambda: InDeviations(name=inner.name),
-        of_predictions=lambda labels, outputs: loss.of_predictions(labels / deviation, outputs / deviation),
-    )
+    return InDeviations(name=loss.name)
 
 
-def _own_loss(name: str, prepared: PreparedDataset) -> Loss:
+def _own_loss(name: str, prepared: PreparedDataset) -> keras.losses.Loss:
     """Return a custom loss: its function maps tensors (labels, outputs), classes as int32 and numbers in the target's
     unit, to the loss of each example, float (n,)."""
     function = own_code.load_measure(name, "train.loss", example(prepared, 2), "do not average over them")
@@ -189,13 +134,27 @@ def _own_loss(name: str, prepared: PreparedDataset) -> Loss:
         def call(self, y_true: Any, y_pred: Any) -> Any:
             # Keras converts classes to floats.
             whole = prepared.target.task == "classification"
-            return function(keras.ops.cast(y_true, "int32") if whole else y_true, y_pred)
+            outputs = keras.ops.cast(y_pred, keras.config.floatx())
+            return function(keras.ops.cast(y_true, "int32") if whole else y_true, outputs)
 
-    def of_predictions(labels: Labels, outputs: Predictions) -> npt.NDArray[np.float64]:
-        tensors = keras.ops.convert_to_tensor(labels), keras.ops.convert_to_tensor(outputs, keras.config.floatx())
-        return np.asarray(keras.ops.convert_to_numpy(OwnLoss().call(*tensors)), np.float64)
+    return OwnLoss(name=name.partition(":")[2])
 
-    return Loss(lambda: OwnLoss(name=name.partition(":")[2]), of_predictions)
+
+def of_examples(loss: keras.losses.Loss, labels: Labels, outputs: Predictions) -> npt.NDArray[np.float64]:
+    """Return the loss of each example, (n,), computed in float64; on JAX, Keras takes the mean over a row of outputs in
+    float32, and a function of the user's own takes the floats of the training."""
+    with models.in_host_memory(), _float64_on_jax():
+        tensors = keras.ops.convert_to_tensor(labels), keras.ops.convert_to_tensor(outputs, "float64")
+        return np.asarray(keras.ops.convert_to_numpy(loss.call(*tensors)), np.float64)
+
+
+def _float64_on_jax() -> contextlib.AbstractContextManager[Any]:
+    if keras.backend.backend() != "jax":
+        return contextlib.nullcontext()
+    import jax
+
+    allowed: contextlib.AbstractContextManager[Any] = jax.enable_x64(True)
+    return allowed
 
 
 def example(prepared: PreparedDataset, num_examples: int) -> tuple[Any, Any]:

@@ -10,7 +10,6 @@ import os
 import pwd
 import resource
 import shutil
-import stat
 import struct
 import tempfile
 import tokenize
@@ -93,20 +92,13 @@ def no_access(path: Path) -> UserError:
 
 
 def refuse_no_access(path: Path) -> None:
-    """Look whether this process may read and write a file or folder, where it is there.
-
-    Raises:
-        UserError: it may not.
-    """
+    """Raise ``UserError`` if this process may not read and write a file or folder that is there."""
     try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
+        effective = os.access in os.supports_effective_ids
+        if path.exists() and not os.access(path, os.R_OK | os.W_OK, effective_ids=effective):
+            raise no_access(path)
     except PermissionError:  # A folder above may not be entered.
         raise no_access(path) from None
-    wanted = os.R_OK | os.W_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)
-    if not os.access(path, wanted, effective_ids=os.access in os.supports_effective_ids):
-        raise no_access(path)
 
 
 def _user(number: int) -> str:

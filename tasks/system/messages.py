@@ -29,13 +29,15 @@ def entries() -> tuple[KnownMessage, ...]:
 
 
 def find_message(error: BaseException) -> tuple[KnownMessage, str] | None:
-    """Return the entry for an error or one of its causes, and the message for the user; None without an entry."""
+    """Return the entry for an error or one of its causes, and the message for the user: what the error means, what to
+    do, and its type; None without an entry."""
     for cause in causes(error):
         said = one_line(cause)
         for entry in entries():
             if (match := entry.pattern.search(said)) is not None:
                 known = {name: cut(text or "such", 120) for name, text in match.groupdict().items()}
-                return entry, f"{entry.says.format(**known)}. To do: {entry.do.format(**known)}"
+                words = f"{entry.says.format(**known)}. To do: {entry.do.format(**known)}"
+                return entry, f"{words} ({type(error).__name__}; --debug shows the traceback)"
     return None
 
 
@@ -49,11 +51,5 @@ def explain(error: BaseException, place: str, before: str = "") -> StratagemErro
     """
     if (found := files.find_full_disk(error, place) or files.find_no_access(error)) is not None:
         return found
-    words = translate(error)
-    return None if words is None else StratagemError(f"{before}{words}")
-
-
-def translate(error: BaseException) -> str | None:
-    """Return what an error means, what to do, and its type, for the user; None without an entry in the table."""
-    found = find_message(error)
-    return None if found is None else f"{found[1]} ({type(error).__name__}; --debug shows the traceback)"
+    known = find_message(error)
+    return None if known is None else StratagemError(before + known[1])

@@ -20,7 +20,6 @@ from tasks.system.errors import UserError, last_line, listed, one_line
 from tasks.tracking import trained_models
 from tasks.training import model_state
 from tasks.training.checkpoints import Checkpoints
-from tasks.training.model import in_host_memory
 from tasks.training.model_state import Arrays
 
 log = logging.getLogger(__name__)
@@ -39,7 +38,7 @@ def find_weights(settings: config.Settings, prepared: PreparedDataset) -> Arrays
     if initial is None:
         return {}
     keras.utils.set_random_seed(settings.train.seed)
-    with in_host_memory():
+    with models.in_host_memory():
         own = models.build(settings.model, prepared, settings.input.normalization)
         mine = {key: variable for key, variable in model_state.variables(own).items() if key.startswith("model/")}
         if entries.is_id(initial):

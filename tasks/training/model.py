@@ -1,6 +1,5 @@
 """Build, compile and restore the model to train."""
 
-import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -72,7 +71,7 @@ def freeze(model: Any, names: Sequence[str]) -> None:
 def compile_model(model: Any, settings: config.Settings, prepared: PreparedDataset, optimizer: Any) -> Any:
     """Compile a model with the loss and the metrics of its task; return the loss."""
     section, mixes = settings.train, settings.input.augmentation.mixes
-    loss = losses.find_loss(section, prepared, shares=mixes).in_training()
+    loss = losses.find_loss(section, prepared, shares=mixes)
     measured = [
         metric.in_training(name, prepared.target)
         for name, metric in metrics.in_training(settings, prepared).items()
@@ -95,21 +94,6 @@ def compile_model(model: Any, settings: config.Settings, prepared: PreparedDatas
         # An exported model would name this class, and could not be loaded where this project is not installed.
         upstream.forget_compilation(model)
     return loss
-
-
-def in_host_memory() -> contextlib.AbstractContextManager[Any]:
-    """Create variables in host memory within the block: a model may not fit on one device."""
-    number = 0
-    if keras.backend.backend() == "jax":
-        import jax
-
-        with contextlib.suppress(RuntimeError):
-            number = jax.local_devices(backend="cpu")[0].id  # Of several processes each has numbers of its own.
-    try:
-        device: contextlib.AbstractContextManager[Any] = keras.device(f"cpu:{number}")
-    except RuntimeError:  # The user's JAX_PLATFORMS leaves the CPU out.
-        return contextlib.nullcontext()
-    return device
 
 
 def restore(model: Any, arrays: Arrays, position: Position, phase: Phase) -> None:
@@ -144,7 +128,7 @@ def alone(
     """
     arrays, _ = saved.restore_latest()
     strategy = replace(strategies.on_one_device(), backend="jax")
-    with in_host_memory():
+    with models.in_host_memory():
         copy, _ = build(settings, prepared, strategy, batches, start)
         model_state.assign(copy, arrays, model_state.GROUPS)
     return copy

@@ -83,7 +83,7 @@ def check_last_batch(
         raise UserError(
             f"{num_examples} training examples leave {rest} for the last batch of {strategy.num_replicas} replicas, "
             f"and {means[0]} cannot compute the mean of no examples: set input.drop_remainder=true, or another "
-            " train.global_batch_size"
+            "train.global_batch_size"
         )
 
 

@@ -106,6 +106,16 @@ def test_what_a_run_imports_before_prefect_is_light(run, project):
     assert run(["python", "-c", code]).stdout == "[]\n"
 
 
+@pytest.mark.parametrize("command", ["runs", "status"])
+def test_what_is_asked_most_often_imports_little(run, project, command):
+    heavy = "tensorflow keras mlflow prefect numpy requests tasks.operations.pipeline"
+    code = (
+        f"import atexit, sys; sys.argv = ['stratagem', '{command}']; from flows.cli.main import main\n"
+        f"atexit.register(lambda: print([name for name in '{heavy}'.split() if name in sys.modules])); main()"
+    )
+    assert run(["python", "-c", code]).stdout.splitlines()[-1] == "[]"
+
+
 def test_the_version(run):
     result = run(["stratagem", "--version"])
     version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"]

@@ -39,7 +39,7 @@ def test_a_mistake_is_told_in_plain_words(base, monkeypatch, name):
     entry, words = messages.find_message(made.value) or pytest.fail(f"{type(made.value).__name__}: {made.value}")
     assert entry.name == name
     assert "{" not in words
-    assert messages.translate(made.value).endswith(f"({type(made.value).__name__}; --debug shows the traceback)")
+    assert words.endswith(f"({type(made.value).__name__}; --debug shows the traceback)")
 
 
 def test_every_entry_has_its_mistake():
@@ -47,7 +47,7 @@ def test_every_entry_has_its_mistake():
 
 
 def test_what_the_table_does_not_know_stays_as_it_is():
-    assert messages.translate(ValueError("something else")) is None
+    assert messages.find_message(ValueError("something else")) is None
 
 
 def test_a_cause_is_found_behind_what_wraps_it():

@@ -9,6 +9,7 @@ from tasks import config
 from tasks.modeling import losses, metrics, own_code
 from tasks.records import HEADLINES, Target
 from tasks.system.errors import UserError
+from tests.tasks.made_up import CHECKOUT
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 TARGETS = {
@@ -366,36 +367,39 @@ def test_a_gate_that_no_evaluation_measures_is_refused(tiny):
 # Losses.
 
 
-LOSSES = [
-    (task, name, smoothing)
-    for task, of_task in losses.LOSSES.items()
-    for name in of_task
-    for smoothing in ((0.0, 0.1) if name in losses.SMOOTHED else (0.0,))
-]
+# With a label smoothing of 0.1 where a loss has one.
+MEASURED_LOSSES = """
+from tasks.records import PreparedDataset
+from tests.tasks.test_metrics import TARGETS, load, losses, predictions
+for task, target in TARGETS.items():
+    data = PreparedDataset(name="a", kind="table", version="1", folder="a", features={}, target=target, splits={})
+    for name in losses.LOSSES[task]:
+        smoothing = 0.1 if name in losses.SMOOTHED else 0
+        loss = losses.find_loss(load(f"train.loss={name}", f"train.label_smoothing={smoothing}").train, data)
+        print(float(losses.of_examples(loss, *predictions(task)).mean()))
+"""
 
 
-@pytest.mark.parametrize(("task", "name", "smoothing"), LOSSES)
-def test_a_loss_of_an_evaluation_is_that_of_a_training(tiny, task, name, smoothing):
-    section = load(f"train.loss={name}", f"train.label_smoothing={smoothing}").train
-    loss = losses.find_loss(section, prepared_of(tiny, task))
-    labels, outputs = predictions(task)
-    in_training = loss.in_training()
-    got = keras.ops.convert_to_numpy(
-        in_training.call(keras.ops.convert_to_tensor(labels), keras.ops.convert_to_tensor(outputs, "float32"))
-    )
-    np.testing.assert_allclose(loss.of_predictions(labels, outputs), got, rtol=2e-5, atol=1e-6)
+def test_an_evaluation_measures_the_same_losses_on_every_backend(run):
+    found = []
+    for backend in ("tensorflow", "jax"):
+        done = run(["python", "-c", MEASURED_LOSSES], env={"KERAS_BACKEND": backend, "PYTHONPATH": str(CHECKOUT)})
+        assert done.returncode == 0, done.stderr
+        found.append([float(line) for line in done.stdout.split()])
+    assert len(found[0]) == sum(map(len, losses.LOSSES.values()))
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
 @pytest.mark.parametrize("task", list(TARGETS))
 def test_auto_is_the_usual_loss_of_the_task(tiny, task):
     labels, outputs = predictions(task)
-    got = losses.find_loss(load().train, prepared_of(tiny, task)).of_predictions(labels, outputs).mean()
+    got = losses.of_examples(losses.find_loss(load().train, prepared_of(tiny, task)), labels, outputs).mean()
     expected = {
         "classification": lambda: sklearn.log_loss(labels, softmax(outputs)),
         "multilabel": lambda: sklearn.log_loss(labels.ravel(), 1 / (1 + np.exp(-outputs.ravel()))),
         "regression": lambda: sklearn.mean_squared_error(labels / [2, 1], outputs / [2, 1]),  # In deviations.
     }[task]()
-    assert got == pytest.approx(expected, rel=1e-6)
+    assert got == pytest.approx(expected, rel=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -438,8 +442,8 @@ def test_a_loss_of_ones_own(tiny, own_losses):
     loss = losses.find_loss(load("train.loss=own_losses:quartic").train, prepared_of(tiny, "regression"))
     labels, outputs = predictions("regression")
     expected = ((outputs - labels) ** 4).mean(axis=1)
-    np.testing.assert_allclose(loss.of_predictions(labels, outputs), expected, rtol=1e-5)
-    got = keras.ops.convert_to_numpy(loss.in_training()(labels, outputs.astype("float32")))
+    np.testing.assert_allclose(losses.of_examples(loss, labels, outputs), expected, rtol=1e-5)
+    got = keras.ops.convert_to_numpy(loss(labels, outputs.astype("float32")))
     assert float(got) == pytest.approx(expected.mean(), rel=1e-5)
 
 
@@ -472,7 +476,7 @@ def test_a_metric_of_mixed_images_counts_the_labels_of_half_an_image():
 @pytest.mark.parametrize("name", ["auto", "mean_squared_error"])
 def test_a_loss_of_shares_is_the_mean_of_the_losses_of_classes_or_that_of_the_distance(digits, name):
     section = config.load(None, {"train.loss": name}).train
-    loss = losses.find_loss(section, digits, shares=True).in_training()
+    loss = losses.find_loss(section, digits, shares=True)
     labels, logits = np.array([1, 2]), np.random.default_rng(0).normal(size=(2, 10)).astype("float32")
     one_hot = np.eye(10, dtype="float32")[labels]
     shares = 0.75 * one_hot + 0.25 * one_hot[::-1]

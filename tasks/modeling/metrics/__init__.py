@@ -208,9 +208,7 @@ def in_training(settings: config.Settings, prepared: PreparedDataset) -> dict[st
     known = of_task(target.task, without_file(settings))
     measured = [name for name, metric in known.items() if metric.in_training is not None]
     asked = {f"train.metrics = {name}": name for name in settings.train.metrics}
-    asked[f"checkpoint.monitor = '{settings.checkpoint.monitor}'"] = settings.checkpoint.monitor.partition("/")[2]
-    if (stopping := settings.train.early_stopping) is not None:
-        asked[f"train.early_stopping.monitor = '{stopping.monitor}'"] = stopping.monitor.partition("/")[2]
+    asked |= {f"{key} = '{monitor}'": monitor.partition("/")[2] for key, monitor in settings.monitors.items()}
     for what, name in asked.items():
         if name != "loss" and name not in measured:
             why = "an evaluation alone computes it" if name in known else f"{prepared.name} is a {target.task}"

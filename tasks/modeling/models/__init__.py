@@ -7,6 +7,7 @@ outputs (batch, num_classes). A model of any features has ``build(features, num_
 ``NORMALIZATION`` requires this ``input.normalization``.
 """
 
+import contextlib
 import importlib
 import inspect
 import json
@@ -47,6 +48,24 @@ def set_precision(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     # Keras uses floatx, not the policy, for everything that is not a layer.
     keras.config.set_floatx("float64" if policy == "float64" else "float32")
+
+
+def in_host_memory() -> contextlib.AbstractContextManager[Any]:
+    """Create variables in host memory, and compute there, within the block: a model or the outputs for all examples may
+    not fit on one device."""
+    import keras
+
+    number = 0
+    if keras.backend.backend() == "jax":
+        import jax
+
+        with contextlib.suppress(RuntimeError):
+            number = jax.local_devices(backend="cpu")[0].id  # Of several processes each has numbers of its own.
+    try:
+        device: contextlib.AbstractContextManager[Any] = keras.device(f"cpu:{number}")
+    except RuntimeError:  # The user's JAX_PLATFORMS leaves the CPU out.
+        return contextlib.nullcontext()
+    return device
 
 
 def takes_features(build: Callable[..., Any]) -> bool:
