@@ -13,14 +13,13 @@ Bookkeeping  neither: what is written down, kept, named, or done about processes
 ===========  ===============================================================================  ======================
 """
 
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag, WithJsonSchema, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -78,17 +77,7 @@ OwnCode = Annotated[str, Field(pattern=OWN_CODE, max_length=250)]
 """A user's own `module:function`."""
 
 
-def _kept_by_json(options: dict[str, Any]) -> dict[str, Any]:
-    try:
-        json.dumps(options, allow_nan=False)
-    except ValueError:
-        raise ValueError("a number in it is not finite, which JSON and Keras cannot store") from None
-    except TypeError as error:
-        raise ValueError(f"JSON cannot store it: {error}") from None
-    return options
-
-
-Options = Annotated[dict[str, Any], AfterValidator(_kept_by_json)]
+Options = Annotated[dict[str, JsonValue], WithJsonSchema({"type": "object", "additionalProperties": True})]
 """Keyword arguments of a function or a class."""
 if TYPE_CHECKING:
     TrainingMetric: TypeAlias = str

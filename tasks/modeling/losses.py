@@ -1,6 +1,5 @@
 """Losses by name: the Keras loss that a training minimizes. An evaluation computes the same loss for each example."""
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -141,20 +140,11 @@ def _own_loss(name: str, prepared: PreparedDataset) -> keras.losses.Loss:
 
 
 def of_examples(loss: keras.losses.Loss, labels: Labels, outputs: Predictions) -> npt.NDArray[np.float64]:
-    """Return the loss of each example, (n,), computed in float64; on JAX, Keras takes the mean over a row of outputs in
-    float32, and a function of the user's own takes the floats of the training."""
-    with models.in_host_memory(), _float64_on_jax():
-        tensors = keras.ops.convert_to_tensor(labels), keras.ops.convert_to_tensor(outputs, "float64")
+    """Return the loss of each example, (n,), computed in float64; on JAX, in the floats of the training."""
+    dtype = "float64" if keras.backend.backend() == "tensorflow" else keras.config.floatx()
+    with models.in_host_memory():
+        tensors = keras.ops.convert_to_tensor(labels), keras.ops.convert_to_tensor(outputs, dtype)
         return np.asarray(keras.ops.convert_to_numpy(loss.call(*tensors)), np.float64)
-
-
-def _float64_on_jax() -> contextlib.AbstractContextManager[Any]:
-    if keras.backend.backend() != "jax":
-        return contextlib.nullcontext()
-    import jax
-
-    allowed: contextlib.AbstractContextManager[Any] = jax.enable_x64(True)
-    return allowed
 
 
 def example(prepared: PreparedDataset, num_examples: int) -> tuple[Any, Any]:
