@@ -53,20 +53,10 @@ class StreamSource:
 
         shards, chosen = self._shards()
         records = self._cached(self._records(shards, chosen, batches.shuffle), batches)
-        in_pass = batches.steps_in_pass
+        in_pass, section = batches.steps_in_pass, batches.augmentation
 
-        def decode_part(serialized: Any) -> Any:
-            # Each worker reads all records but decodes only its own: shares of the shards would not give equal steps.
-            size = tf.shape(serialized, out_type=tf.int64)[0]
-            cut = size % batches.share.divisor == 0
-            worker, num_workers = tf.where(cut, batches.share.worker, 0), tf.where(cut, batches.share.num_workers, 1)
-            worker, num_workers = tf.cast(worker, tf.int64), tf.cast(num_workers, tf.int64)
-            images, labels = shards.decode(
-                serialized[size * worker // num_workers : size * (worker + 1) // num_workers]
-            )
-            if self.class_weights is None:
-                return images, labels
-            return images, labels, tf.gather(tf.constant(self.class_weights, tf.float32), labels)
+        def drawn(number: Any) -> Draws:
+            return pass_draws(batches.num_examples, batches.seed, int(number), section)
 
         def one_pass(number: Any, first: Any, stop: Any) -> Any:
             start, end = tf.maximum(first - number * in_pass, 0), tf.minimum(stop - number * in_pass, in_pass)
@@ -74,10 +64,20 @@ class StreamSource:
             batched = batched.batch(batches.global_batch_size, drop_remainder=batches.drop_remainder).skip(start)
             # -1 instead of a count at the end of the data, because only a fully read cache is complete.
             batched = batched.take(tf.where(end < in_pass, end - start, -1))
-            decoded = batched.map(decode_part, num_parallel_calls=tf.data.AUTOTUNE)
-            if batches.augmentation is None:
-                return decoded
-            return _augmented(decoded.enumerate(start), batches, batches.augmentation, number)
+            if section is not None:
+                draws = tf.ensure_shape(tf.numpy_function(drawn, [number], tf.int32), (batches.num_examples, None))
+
+            def decode_part(step: Any, serialized: Any) -> Any:
+                # Each worker reads all records and decodes its own: shares of the shards would not give equal steps.
+                part, before = tf.gather(batches.parts, step), step * batches.global_batch_size
+                images, labels = shards.decode(serialized[part[0] - before : part[1] - before])
+                if section is not None:
+                    images = augment(images, draws[part[0] : part[1]], section)
+                if self.class_weights is None:
+                    return images, labels
+                return images, labels, tf.gather(tf.constant(self.class_weights, tf.float32), labels)
+
+            return batched.enumerate(start).map(decode_part, num_parallel_calls=tf.data.AUTOTUNE)
 
         def unread() -> npt.NDArray[np.int64]:
             return np.array([batches.unread.start, batches.unread.stop])
@@ -175,22 +175,6 @@ class StreamSource:
             seed=batches.seed * 1_000_003 + number,
             reshuffle_each_iteration=False,
         )
-
-
-def _augmented(numbered: Any, batches: Batches, section: config.Augmentation, number: Any) -> Any:
-    """Return the augmented batches of a pass, from batches numbered by their step."""
-    import tensorflow as tf
-
-    def drawn(number: Any) -> Draws:
-        return pass_draws(batches.num_examples, batches.seed, int(number), section)
-
-    draws = tf.ensure_shape(tf.numpy_function(drawn, [number], tf.int32), (batches.num_examples, None))
-
-    def augmented(place: Any, batch: Batch) -> Batch:
-        first, last = tf.unstack(tf.gather(batches.parts, place))
-        return augment(batch[0], draws[first:last], section), *batch[1:]
-
-    return numbered.map(augmented, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _pieces(batch: Batch, num_replicas: int) -> Any:
