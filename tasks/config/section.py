@@ -77,13 +77,14 @@ OwnCode = Annotated[str, Field(pattern=OWN_CODE, max_length=250)]
 """A user's own `module:function`."""
 
 
-Options = Annotated[dict[str, JsonValue], WithJsonSchema({"type": "object", "additionalProperties": True})]
-"""Keyword arguments of a function or a class."""
 if TYPE_CHECKING:
+    Options: TypeAlias = dict[str, Any]
     TrainingMetric: TypeAlias = str
     TestMetric: TypeAlias = str
     MetricName: TypeAlias = str
 else:
+    # Keyword arguments of a function or a class.
+    Options = Annotated[dict[str, JsonValue], WithJsonSchema({"type": "object", "additionalProperties": True})]
     # A metric of a user's own has the name `module:function`, as validation/my_code:within_ten.
     TrainingMetric = (
         Literal[*(f"{part}/{name}" for part in ("train", "validation") for name in ("loss", *METRICS))]
