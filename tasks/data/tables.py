@@ -3,7 +3,6 @@
 import codecs
 import contextlib
 import csv
-import json
 import re
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ import pandas as pd
 
 from tasks import config
 from tasks.data.encoding.cells import MISSING_TEXTS, NO_NUMBER, Values, Wanted, open_parquet, values_of
+from tasks.data.encoding.inputs import parsed_json
 from tasks.system import background
 from tasks.system.errors import UserError, cut, listed
 from tasks.system.files import is_encoding, is_utf8
@@ -262,21 +262,10 @@ class TableFile:
     def _json_rows(self) -> Iterator[dict[str, Any]]:
         with self._open() as file:
             for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                    json.dumps(row, ensure_ascii=False).encode() if "\\ud" in line.lower() else None
-                except UnicodeEncodeError:
-                    raise self.refused(
-                        f"line {number} has half of a character (such as \\ud83d alone), "
-                        "which is not valid text. Write the whole character"
-                    ) from None
-                except (ValueError, RecursionError) as error:
-                    raise self.refused(f"line {number} is not JSON ({cut(str(error))})") from None
-                if not isinstance(row, dict):
-                    raise self.refused(f"line {number} is not a JSON object: {cut(line, 80)!r}")
-                yield row
+                if line.strip():
+                    if isinstance(row := parsed_json(line), str):
+                        raise self.refused(f"line {number} is {row}")
+                    yield row
 
 
 def _noted(lines: Iterable[str], noted: list[str]) -> Iterator[str]:

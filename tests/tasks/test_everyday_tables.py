@@ -483,7 +483,7 @@ def test_texts_without_spaces_are_learnt_by_characters(text, words):
 def test_half_a_character_in_json_is_named_with_its_line():
     lines = [json.dumps({"x": row / 3, "label": LABELS[row]}) for row in range(40)]
     lines[6] = '{"x": 1.5, "label": "a\\ud800"}'
-    with pytest.raises(UserError, match=r"dataset.source = 'own.jsonl': line 7 has half of a character"):
+    with pytest.raises(UserError, match=r"own.jsonl': line 7 is not valid text: it has half of a character"):
         guess("\n".join(lines), name="own.jsonl")
 
 

@@ -101,12 +101,15 @@ def test_a_table_of_columns_without_names_is_read_by_their_places(delimiter):
 def test_json_lines_and_parquet():
     rows = [{"size": 1, "city": "a", "other": [1]}, {"city": "b"}, {"size": 2.5, "city": None}, {"size": {"a": 1}}]
     Path("t.jsonl").write_text(
-        "\n".join([*map(json.dumps, rows[:3]), "", "{", "[1]", json.dumps(rows[3]), "[" * 100_000])
+        "\n".join(
+            [*map(json.dumps, rows[:3]), "", "{", "[1]", json.dumps(rows[3]), "[" * 100_000, '{"city": "\\ud83d"}']
+        )
     )
     parts = read(TABLE, "t.jsonl")
     assert flat(parts, "size")[:3] == [1, None, 2.5]
-    assert list(broken(parts)) == [3, 4, 5, 6]
+    assert list(broken(parts)) == [3, 4, 5, 6, 7]
     assert broken(parts)[4] == "not a JSON object: [1]"
+    assert broken(parts)[7].startswith("not valid text: it has half of a character")
     assert broken(parts)[5] == "column 'size': contains a list or an object"
     Path("t.jsonl").write_text('{"size": 1}\n{"city": "b"}\n')
     assert flat(read(TABLE, "t.jsonl", part_rows=1), "city") == [None, "b"], "the first row may lack a column"

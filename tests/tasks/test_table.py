@@ -832,7 +832,7 @@ def test_a_table_that_cannot_be_trained_on_is_refused(source, content, values, m
 
 OTHERS = [
     ("own.jsonl", '{"x": 1, "y": "a"}\n{"x": 2\n', "line 2 is not JSON"),
-    ("own.jsonl", '{"x": 1, "y": "a"}\n[1]\n', "line 2 is not a JSON object: '[1]'"),
+    ("own.jsonl", '{"x": 1, "y": "a"}\n[1]\n', "line 2 is not a JSON object: [1]"),
     ("own.jsonl", "", "it is empty"),
     ("own.parquet", "no parquet", "cannot be read"),
     ("own.jsonl", '{"x": 1, "y": {"a": 1}}\n' * 9, "dataset.target = 'y': has nested values"),

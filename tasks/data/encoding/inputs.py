@@ -297,7 +297,7 @@ class Reader:
         columns = list(self.wanted.columns)
         with self._open_text(file) as text:
             rows = (
-                self._contradiction if has_foreign_bytes(line) else _parsed(line, columns)
+                self._contradiction if has_foreign_bytes(line) else parsed_json(line, columns)
                 for line in text
                 if line.strip()
             )
@@ -437,12 +437,15 @@ def _rows_of_csv(reader: Any, width: int) -> Iterator[list[str] | str]:
             yield f"the number of values is {len(row)}, but the header has {width}"
 
 
-def _parsed(line: str, columns: Sequence[str]) -> dict[str, Any] | str:
-    """Return the object in a line of JSON, or the reason why it is invalid."""
+def parsed_json(line: str, columns: Sequence[str] = ()) -> dict[str, Any] | str:
+    """Return the object in a line of JSON, or the reason why it is invalid; ``columns`` must not be nested."""
     try:
         found = json.loads(line)
+        json.dumps(found, ensure_ascii=False).encode() if "\\ud" in line.lower() else None
+    except UnicodeEncodeError:
+        return "not valid text: it has half of a character, such as \\ud83d alone. Write the whole character"
     except (ValueError, RecursionError) as error:
-        return f"not JSON ({error})"
+        return f"not JSON ({_in_one_line(error)})"
     if not isinstance(found, dict):
         return f"not a JSON object: {repr(found)[:80]}"
     nested = [column for column in columns if isinstance(found.get(column), dict | list)]
