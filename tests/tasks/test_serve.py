@@ -81,7 +81,11 @@ def test_an_interrupt_before_anything_began_leaves_no_run(project, tiny, interru
 
 @pytest.mark.parametrize(
     ("stage", "answer"),
-    [("end_run", "{'record': None}"), ("end_trial", "{'record': None}"), ("start_trial", "start_trial was interrupted")],
+    [
+        ("end_run", "{'record': None}"),
+        ("end_trial", "{'record': None}"),
+        ("start_trial", "start_trial was interrupted"),
+    ],
 )
 def test_a_signal_stops_a_stage_but_does_not_leave_a_run_without_an_end(run, stage, answer):
     code = f"""
