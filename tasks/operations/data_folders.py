@@ -9,7 +9,7 @@ from tasks.data import dataset_folder, prepared_data
 from tasks.operations import dvc_data
 from tasks.process import dvc, stages
 from tasks.records import DataDifference, DataQuality, PreparedDataset
-from tasks.runs import lineage, locks
+from tasks.runs import lineage, locks, repository
 from tasks.system.errors import UserError, one_of
 
 
@@ -127,7 +127,7 @@ def _load_at(name: str, commit: str) -> PreparedDataset:
     """
     root = config.project_root()
     path = f"data/{name}/dvc.lock"
-    lock = lineage.file_at(commit, path, root)
+    lock = repository.file_at(commit, path, root)
     version = lineage.version_in(lock, name) if lock is not None else None
     if version is None:
         raise UserError(f"{name}@{commit}: that commit has no {path} of a prepared dataset: git log -- {path}")

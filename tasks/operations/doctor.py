@@ -29,7 +29,7 @@ from tasks.operations import preconditions
 from tasks.process import dvc as dvc_settings
 from tasks.process import stages
 from tasks.records import Finding, Health, Level
-from tasks.runs import lineage, listing, outcome
+from tasks.runs import listing, outcome, repository
 from tasks.runs.entries import PLACES, find_runs, is_uncopied, read_runs
 from tasks.runs.locks import SCRATCH, crashed_holders, half_written, is_abandoned
 from tasks.system import files, machine, temporary
@@ -203,7 +203,7 @@ def _dvc_remotes(folder: Path) -> Iterator[Remark]:
 def _datasets(root: Path) -> Iterator[Remark]:
     names = sorted(path.parent.name for path in (root / "data").glob("*/params.yaml"))
     needed = (f"data/{name}/{file}" for name in names or ["NAME"] for file in ("dvc.yaml", "dvc.lock"))
-    if ignored := [file for file in needed if lineage.is_ignored(root / file, root)]:
+    if ignored := [file for file in needed if repository.is_ignored(root / file, root)]:
         text = f"git ignores {listed(ignored, 3)}, and DVC refuses files that git ignores"
         yield error(text, f"git check-ignore -v {ignored[0]} shows the line of .gitignore: remove it")
     for name in names:
@@ -228,7 +228,7 @@ def _datasets(root: Path) -> Iterator[Remark]:
 
 def git(root: Path) -> Iterator[Remark]:
     """Check that the project is in a git repository with a commit, which each run records."""
-    commit, dirty = lineage.git_state(root)
+    commit, dirty = repository.state(root)
     if commit is not None:
         yield ok(f"commit {commit[:12]}{', with changes that are in no commit' if dirty else ''}")
     elif dirty is not None:

@@ -23,7 +23,7 @@ from tasks.operations import preconditions
 from tasks.process import stages
 from tasks.process.child import run_command
 from tasks.records import Change, EvaluationResult, Reproduction, Run, TrainingResult
-from tasks.runs import entries, lineage, listing, locks, outcome, uncommitted
+from tasks.runs import entries, lineage, listing, locks, outcome, repository
 from tasks.strategies import engines
 from tasks.system import errors, machine, temporary
 from tasks.system.errors import StratagemError, UserError
@@ -98,7 +98,7 @@ def _checkout(run: Run, settings: config.Settings) -> Iterator[tuple[Path, list[
     with tempfile.TemporaryDirectory(dir=temporary.folder()) as made:
         folder = Path(made) / "checkout"
         write_commit(str(run.lineage.git_commit), folder)
-        kept = root / run.folder / uncommitted.FILE
+        kept = root / run.folder / repository.FILE
         missing = _apply(kept, folder) if kept.exists() else []
         (folder / "params.yaml").unlink(missing_ok=True)  # A link of the commit would lead to a file of the user's.
         (folder / "params.yaml").write_text(yaml.safe_dump(run.settings, sort_keys=False), encoding="utf-8")
@@ -113,7 +113,7 @@ def write_commit(commit: str, folder: Path) -> None:
     Raises:
         UserError: the repository has no such commit, or the commit has no project in this folder.
     """
-    lineage.export(commit, config.project_root(), folder)
+    repository.export(commit, config.project_root(), folder)
     (folder / ".dvc").mkdir(exist_ok=True)
     mlruns = folder / "mlruns"
     if mlruns.is_symlink():
@@ -133,12 +133,12 @@ def _apply(diff: Path, folder: Path) -> list[str]:
     left_out = [line for line in text.splitlines() if line]
     pygit2.init_repository(str(folder))
     try:
-        repository = pygit2.Repository(str(folder))
+        made = pygit2.Repository(str(folder))
         for part in parts:
-            part, missing = uncommitted.told_apart(part)
+            part, missing = repository.told_apart(part)
             left_out += missing
             try:
-                repository.apply(pygit2.Diff.parse_diff(part), pygit2.enums.ApplyLocation.WORKDIR)
+                made.apply(pygit2.Diff.parse_diff(part), pygit2.enums.ApplyLocation.WORKDIR)
             except (pygit2.GitError, KeyError, ValueError, OSError):
                 left_out.append(f"cannot be applied: {part.splitlines()[0].rpartition(' b/')[2]}")
     finally:
@@ -227,7 +227,7 @@ def _changes(
         moved: Any = MATTERS if one.affects == "speed" else LOST
         yield Change(kind=one.kind, what=one.what, then=one.values, now=last, effect=moved)
     of = run.lineage
-    commit, _ = lineage.git_state(config.project_root())
+    commit, _ = repository.state(config.project_root())
     found: list[tuple[Any, str, str | None, str | None, Any]] = [("code", "git commit", of.git_commit, commit, BACK)]
     if (brought := lineage.code_of(settings, folder)) == of.code_digest:
         found.append(("code", "code", of.code_digest, lineage.code_of(settings), BACK))
@@ -313,8 +313,8 @@ def _train(run: Run, folder: Path) -> Run:
 def _put_down_commit(run: Run, new: Run) -> None:
     """Let a run's record say of which commit it is: the folder that it was trained in has no repository."""
     root, known = config.project_root(), run.lineage.model_dump(include={"git_commit", "git_dirty"})
-    if (kept := root / run.folder / uncommitted.FILE).exists():
-        shutil.copy(kept, root / new.folder / uncommitted.FILE)  # Its mode, too.
+    if (kept := root / run.folder / repository.FILE).exists():
+        shutil.copy(kept, root / new.folder / repository.FILE)  # Its mode, too.
     outcome.save(new, new.model_copy(update={"lineage": new.lineage.model_copy(update=known)}))
 
 

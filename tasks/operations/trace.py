@@ -17,7 +17,7 @@ import yaml
 from tasks import config, records
 from tasks.process import stages
 from tasks.records import EvaluationResult, ExportedModel, Link, ModelVersion, Provenance, RegisteredModel, Run
-from tasks.runs import committed, lineage, outcome, uncommitted
+from tasks.runs import committed, lineage, outcome, repository
 from tasks.runs.entries import PLACES, find_runs, kind_of_parent
 from tasks.runs.listing import line_of, version_of
 from tasks.system import errors
@@ -213,7 +213,7 @@ class Graph:
         if kind == "run":
             return self._facts_of_run(name)
         if kind == "git commit" and name != "none":
-            return {"subject": lineage.subject(name, config.project_root()) or "not in this repository"}
+            return {"subject": repository.subject(name, config.project_root()) or "not in this repository"}
         if kind == "checkpoint":
             return {} if (config.project_root() / name / "state.json").exists() else NOT_HERE
         if kind == "evaluation":
@@ -251,7 +251,7 @@ class Graph:
         if run.lineage.package_version:
             facts["stratagem"] = run.lineage.package_version
         if run.lineage.git_dirty:
-            kept = f"{run.folder}/{uncommitted.FILE}"
+            kept = f"{run.folder}/{repository.FILE}"
             facts["changes in no commit"] = kept if (config.project_root() / kept).exists() else "not kept"
         if run.changed:
             facts["resumed with"] = "; ".join(f"{one.what} {one.values}" for one in run.changed)
@@ -292,7 +292,7 @@ def _find(text: str, graph: Graph) -> Thing:
     for look in (_by_version, _by_path, _by_id, _by_dataset):
         if (thing := look(text, graph)) is not None:
             return thing
-    if (commit := lineage.commit_of(text, config.project_root())) is not None:
+    if (commit := repository.commit_of(text, config.project_root())) is not None:
         return Thing("git commit", commit)
     near = [*graph.runs, *_named(graph), *graph.datasets]
     raise UserError(errors.one_of("reference", text, near, f"give {KINDS}"))
@@ -391,7 +391,7 @@ def _read(path: str, commit: str | None) -> str | None:
     """Return the text of a file as it is now, or in a commit; None where it cannot be read there."""
     root = config.project_root()
     with contextlib.suppress(OSError, UserError, ValueError):
-        return (root / path).read_text(encoding="utf-8") if commit is None else lineage.file_at(commit, path, root)
+        return (root / path).read_text(encoding="utf-8") if commit is None else repository.file_at(commit, path, root)
     return None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from tasks import config
-from tasks.runs import lineage
+from tasks.runs import repository
 from tasks.system import files
 from tasks.system.errors import StratagemError, UserError
 
@@ -59,7 +59,7 @@ def configure() -> None:
             site.mkdir(exist_ok=True)
             site.chmod(0o700)
         wanted = {"site_cache_dir": str(site)}
-        if lineage.git_state(root) == (None, None):
+        if repository.state(root) == (None, None):
             wanted["no_scm"] = "true"
         _set_core(site.with_name("config.local"), wanted)
     except OSError as error:

@@ -29,7 +29,7 @@ from tasks.records import (
 from tasks.register import register as register_stage
 from tasks.reports import charts, page
 from tasks.reports.tables import history_table
-from tasks.runs import entries, lineage, locks, outcome, resume, uncommitted
+from tasks.runs import entries, lineage, locks, outcome, repository, resume
 from tasks.tracking import copier, lifecycle, models
 from tasks.tracking.lifecycle import NewRun, end_crashed
 from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
@@ -85,7 +85,7 @@ def start(settings: config.Settings, prepared: PreparedDataset, new: NewRun, flo
 
 def keep_changes(run: Run) -> None:
     """Keep what differs from the commit that the run names in its folder; MLflow gets the digest."""
-    if run.lineage.git_dirty and (digest := uncommitted.keep_changes(run)) is not None:
+    if run.lineage.git_dirty and (digest := repository.keep_changes(run)) is not None:
         set_tags(run, {"uncommitted_digest": digest})
 
 

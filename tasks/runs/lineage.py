@@ -4,7 +4,6 @@ import ast
 import contextlib
 import hashlib
 import json
-import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
@@ -16,18 +15,18 @@ import yaml
 from tasks import config, records
 from tasks.modeling import own_code
 from tasks.records import CodeMeanings
+from tasks.runs import repository
 from tasks.system.errors import UserError
 from tasks.system.files import read_text
 
 if TYPE_CHECKING:
     import numpy as np
-    import pygit2
 
 
 def collect(settings: config.Settings, data_version: str | None) -> records.Lineage:
     """Return the lineage of a run with these settings on this data."""
     root = config.project_root()
-    commit, dirty = git_state(root)
+    commit, dirty = repository.state(root)
     return records.Lineage(
         git_commit=commit,
         git_dirty=dirty,
@@ -41,124 +40,6 @@ def collect(settings: config.Settings, data_version: str | None) -> records.Line
 def package_version() -> str:
     """Return the installed version of Stratagem."""
     return version("stratagem")
-
-
-def git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """Return the checked-out commit, and whether any file differs from it or is new and not ignored.
-
-    (None, None) outside a git checkout; the commit is None before the first one. What libgit2 cannot read is None.
-    """
-    import pygit2
-
-    repository = find_repository(folder)
-    commit = dirty = None
-    if repository is not None:
-        with contextlib.suppress(pygit2.GitError):  # An index that libgit2 cannot read, such as a split or sparse one.
-            commit = None if repository.head_is_unborn else str(repository.head.target)
-            dirty = bool(repository.status(untracked_files="normal"))
-    return commit, dirty
-
-
-def is_ignored(path: Path, folder: Path) -> bool:
-    """Return whether git ignores a path in a folder of a repository; the file need not exist."""
-    import pygit2
-
-    try:
-        repository = find_repository(folder)
-        return repository is not None and repository.path_is_ignored(os.path.relpath(path, repository.workdir))
-    except (pygit2.GitError, ValueError):
-        return False
-
-
-def file_at(commit: str, path: str, folder: Path) -> str | None:
-    """Return the text of a file in a commit, None if the commit does not contain it.
-
-    Args:
-        commit: any name that git accepts: a hash, a branch, a tag, ``HEAD~1``.
-        path: relative to ``folder``.
-        folder: a folder of the repository.
-
-    Raises:
-        UserError: the commit does not exist, or the folder is in no repository.
-    """
-    import pygit2
-
-    repository, found = _find_commit(commit, folder)
-    if repository is None:
-        raise UserError(f"'{commit}': {folder} is not under version control, so it has no commits")
-    if found is None:
-        raise UserError(f"'{commit}' is not a commit, branch or tag here: `git log --oneline` lists the commits")
-    place = (folder / path).resolve().relative_to(Path(repository.workdir).resolve()).as_posix()
-    if place not in found.tree:
-        return None
-    blob = found.tree[place]
-    return blob.data.decode() if isinstance(blob, pygit2.Blob) else None
-
-
-def export(commit: str, root: Path, folder: Path) -> None:
-    """Write the files of a commit below a folder of the repository into a new folder; the working tree, the index and
-    the branches stay unchanged.
-
-    Args:
-        commit: its hash.
-        root: a folder of the repository.
-        folder: the folder to create.
-
-    Raises:
-        UserError: the commit does not exist, or does not contain the folder.
-    """
-    import pygit2
-
-    repository, found = _find_commit(commit, root)
-    if repository is None or found is None:
-        raise UserError(f"git commit {commit} is not in this repository: fetch it (git fetch --unshallow --all)")
-    inside = root.resolve().relative_to(Path(repository.workdir).resolve()).as_posix()
-    try:
-        files = found.tree if inside == "." else found.tree[inside]
-    except KeyError:
-        raise UserError(f"git commit {commit} has no folder {inside}, where this project is") from None
-    folder.mkdir()
-    strategy = pygit2.enums.CheckoutStrategy
-    how = strategy.FORCE | strategy.DONT_UPDATE_INDEX | strategy.DISABLE_PATHSPEC_MATCH
-    repository.checkout_tree(files, directory=str(folder), strategy=how)  # type: ignore[no-untyped-call]
-
-
-def commit_of(name: str, folder: Path) -> str | None:
-    """Return the hash of a commit by any name that git accepts: a hash or its first letters, a branch, a tag,
-    ``HEAD~1``; None if it does not exist."""
-    _, found = _find_commit(name, folder)
-    return None if found is None else str(found.id)
-
-
-def subject(commit: str, folder: Path) -> str | None:
-    """Return the first line of a commit's message; None if the commit is not in this repository."""
-    _, found = _find_commit(commit, folder)
-    return None if found is None else "".join(sign for sign in found.message.partition("\n")[0] if sign.isprintable())
-
-
-def _find_commit(name: str, folder: Path) -> "tuple[pygit2.Repository | None, pygit2.Commit | None]":
-    """Return the repository of a folder and the commit that a name refers to; None for each that does not exist or
-    cannot be read."""
-    import pygit2
-
-    repository = find_repository(folder)
-    if repository is not None:
-        with contextlib.suppress(pygit2.GitError, KeyError, ValueError):
-            return repository, repository.revparse_single(name).peel(pygit2.Commit)
-    return repository, None
-
-
-def find_repository(folder: Path) -> "pygit2.Repository | None":
-    """Return the repository of a folder; None if the folder is in no readable repository."""
-    # Imported here because it takes 0.1 s, which `stratagem --help` should not wait for.
-    import pygit2
-
-    # Reading runs no code of the repository, and in a container another user often owns the checkout.
-    pygit2.option(pygit2.enums.Option.SET_OWNER_VALIDATION, False)
-    with contextlib.suppress(pygit2.GitError):
-        found = pygit2.discover_repository(str(folder))
-        return pygit2.Repository(found) if found is not None else None
-    return None
 
 
 def code_of(settings: config.Settings, root: Path | None = None) -> str:

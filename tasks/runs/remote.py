@@ -26,7 +26,7 @@ from typing import Any
 
 from tasks import config, records
 from tasks.records import Copy, Run
-from tasks.runs import committed, entries, locks, outcome, uncommitted
+from tasks.runs import committed, entries, locks, outcome, repository
 from tasks.system import files, network
 from tasks.system.errors import StratagemError, UserError, cut, listed, one_line
 
@@ -50,7 +50,7 @@ CHECKPOINTS = "checkpoints"
 MARK = "remote"
 """A file in a run's folder with the address of the remote that may not have all of the run."""
 # Files that no other machine needs or that are private.
-LEFT_HERE = {"damaged_checkpoints", MARK, uncommitted.FILE}
+LEFT_HERE = {"damaged_checkpoints", MARK, repository.FILE}
 MAX_TEXT_BYTES = 4 * 2**20
 LOOK_SECONDS, PAUSE_SECONDS = 1.0, 10.0
 """Seconds between two checks for new checkpoints, and before a retry after an error of the remote."""

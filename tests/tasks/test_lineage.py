@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tasks import config
-from tasks.runs import lineage
+from tasks.runs import lineage, repository
 from tasks.system.errors import UserError
 
 LOCK = """\
@@ -51,18 +51,18 @@ def test_dirty_when_a_file_is_not_as_committed(project: Path, change: object, di
     Path("mlruns").mkdir(exist_ok=True)
     assert callable(change)
     change()
-    assert lineage.git_state(project) == (git("rev-parse", "HEAD"), dirty)
+    assert repository.state(project) == (git("rev-parse", "HEAD"), dirty)
 
 
 @pytest.mark.usefixtures("own_code")
 def test_a_folder_below_the_checkout_has_its_commit(project: Path) -> None:
-    assert lineage.git_state(project / "tasks") == (git("rev-parse", "HEAD"), False)
+    assert repository.state(project / "tasks") == (git("rev-parse", "HEAD"), False)
 
 
 def test_before_the_first_commit_there_is_none(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
     (tmp_path / "file").touch()
-    assert lineage.git_state(tmp_path) == (None, True)
+    assert repository.state(tmp_path) == (None, True)
 
 
 @pytest.mark.parametrize("broken", [False, True])

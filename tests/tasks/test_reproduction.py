@@ -12,7 +12,7 @@ from tasks import config, records
 from tasks.operations import reproduce, trace
 from tasks.records import Change, Changed, TrainingResult
 from tasks.reports import material, page
-from tasks.runs import lineage, pruning, uncommitted
+from tasks.runs import lineage, pruning, repository
 from tasks.runs.listing import compare, show
 from tasks.system import files, machine, temporary
 from tasks.system.errors import UserError
@@ -33,7 +33,7 @@ def trained(digits, project):
 
 def write(number=1, **more):
     """Leave a trained run behind; ``more`` are fields of its record, or of where it comes from."""
-    commit, dirty = lineage.git_state(Path.cwd())
+    commit, dirty = repository.state(Path.cwd())
     values = {"git_commit": commit, "git_dirty": dirty, "code_digest": lineage.code_of(config.load())}
     values |= {"data_version": lineage.data_version("digits"), "environment": machine.surroundings()}
     run = write_run(number, **(values | more))
@@ -89,7 +89,7 @@ def test_changes_that_were_in_no_commit_are_brought_back_where_they_are_whole(tr
     Path("README.md").unlink()
     run = write(2)
     kept = Path(run.folder, "records", "uncommitted.diff")
-    kept.write_text(uncommitted.changes(Path.cwd()), newline="")
+    kept.write_text(repository.changes(Path.cwd()), newline="")
     git("stash", "--include-untracked", "--quiet")
     found, reason = changes(run)
     assert reason == "it can be trained again"
