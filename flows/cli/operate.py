@@ -82,7 +82,8 @@ def status() -> Result:
             again = f", restarted {count} (last: {one['last_end']})" if one["restarts"] else ""
             print(f"  {one['name']:9}{how:23}{one['address'] or one['log']}{again}")
         for one in found["deployments"]:
-            when = "paused" if one["paused"] else f"next {one['next']}" if one["next"] else "on request"
+            when = f"next {one['next']}" if one["next"] else "scheduled" if one["scheduled"] else "on request"
+            when = "paused" if one["paused"] else when
             print(f"  {one['name']:20}{when}")
     for title in ("training", "waiting"):
         for one in found[title][:MOST_LISTED]:

@@ -161,7 +161,13 @@ def collect() -> dict[str, Any]:
         "since": state.since if state and up else None,
         "services": services,
         "deployments": [
-            {"name": one["name"], "paused": one["paused"], "next": nexts.get(one["id"])} for one in deployments
+            {
+                "name": one["name"],
+                "paused": one["paused"],
+                "scheduled": any(schedule["active"] for schedule in one["schedules"]),
+                "next": nexts.get(one["id"]),  # Prefect plans it up to a minute after it was deployed.
+            }
+            for one in deployments
         ],
         "training": [_flow_run(run) for run in flow_runs if run["state_type"] in TRAINING],
         "waiting": [_flow_run(run) for run in flow_runs if run["state_type"] in WAITING and run not in planned],

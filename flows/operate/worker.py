@@ -6,7 +6,9 @@ becomes Prefect's worker, and does the same for a flow run whose own process die
 pool, so a run without this worker has no process any more.
 """
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -29,7 +31,8 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
-from prefect.states import Cancelled, Crashed, Scheduled
+from prefect.exceptions import TerminationSignal
+from prefect.states import Cancelled, Crashed, Scheduled, exception_to_crashed_state
 from prefect.workers.process import ProcessWorker
 
 from flows.operate import notifications, operation, reconciliation
@@ -40,9 +43,10 @@ from tasks.runs import outcome
 
 IN_POOL = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
 # Without a limit, a flow run that always crashes would restart forever. The end of the worker, as on `down`, does not
-# count as a crash of its flow runs.
+# count as a crash of its flow runs: they get SIGTERM, and report this to Prefect if its server answers.
 MAX_CRASHES = 2
 WORKER_ENDED = "its worker ended"
+NO_CRASH = (WORKER_ENDED, asyncio.run(exception_to_crashed_state(TerminationSignal(signal.SIGTERM))).message)
 # Labels of a flow run on Prefect's server: the number of crashes, and the state about which a notice was sent.
 CRASHES, TOLD = "stratagem.crashes", "stratagem.told"
 # With these a flow run could run any program, or allow itself what STRATAGEM_OWN_CODE forbids.
@@ -156,7 +160,7 @@ def restart_crashed(client: SyncPrefectClient, before: datetime) -> None:
             continue
         why = run.state.message or "its process died"
         # Prefect counts the starts, but only those after which the flow was running.
-        crashes = int(str(run.labels.get(CRASHES, 0))) + (why != WORKER_ENDED)
+        crashes = int(str(run.labels.get(CRASHES, 0))) + (why not in NO_CRASH)
         if crashes >= MAX_CRASHES:
             reason = (
                 f"{why}\n\nIt has crashed {crashes} times. `Retry` on Prefect's page, or `prefect flow-run retry "

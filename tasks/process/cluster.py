@@ -241,6 +241,7 @@ class StageProcesses:
                 raise Preempted(f"{row.name} stopped on a signal: {said or NOT_SAID}") from None
             if isinstance(stop, KeyboardInterrupt):
                 raise Interrupted(said or f"{row.name} was interrupted", getattr(stop, "exit_code", 130)) from None
+            stop.args = (said or f"{row.name} was interrupted",)  # The reason in the run's status.
             raise
 
     def _move_logs(self, run_folder: Path | None) -> None:

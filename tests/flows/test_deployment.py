@@ -247,6 +247,8 @@ def test_a_run_that_is_cancelled_ends_as_killed(prefect):
     assert prefect.command("flow-run", "cancel", flow_run["id"]).returncode == 0
     _wait("the end as killed", lambda: prefect.mlflow_runs()[flow_run["id"]] == "KILLED")
     _wait("the cancellation", lambda: prefect.flow_runs("training")[-1]["state_type"] == "CANCELLED")
+    ends = [json.loads(path.read_text()) for path in prefect.project.glob("mlruns/runs/*/status.json")]
+    assert [" is saved. " in end["reason"] for end in ends if end["status"] == "KILLED"] == [True]
     _, alive = psutil.wait_procs(family, 120)
     assert [child.cmdline() for child in alive] == []
 

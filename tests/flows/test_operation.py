@@ -295,6 +295,8 @@ def test_prefect_yaml_is_the_truth_also_while_up_runs(operated):
         assert line in up.stdout.splitlines()
     assert removed.format("training") in up.stdout.splitlines()
     assert (crons("nightly"), crons("training")) == (["0 4 * * *"], ["0 6 * * 0"])
+    shown = operated.command("status").stdout
+    assert re.findall(r"(?:nightly|training) +on request", shown) == [], "also before Prefect has planned the next run"
     assert "sweep" not in deployments()
     path.write_text("deployments: [\n")
     broken = operated.command("up")
@@ -475,4 +477,5 @@ def test_down_lets_a_training_save_its_step_and_leaves_no_process(operated):
         if (record := json.loads(path.read_text()))["flow_run_id"] == flow_run
     ]
     ended = json.loads((operated.project / "mlruns" / "runs" / run / "status.json").read_text())
-    assert ended["status"] == "KILLED", "it has saved its step, and the next `up` takes it up"
+    assert ended["status"] == "KILLED", "the next `up` takes it up"
+    assert " is saved. " in ended["reason"]

@@ -64,10 +64,11 @@ def test_a_flow_run_is_restarted_once_also_if_it_dies_before_it_runs(told, has_r
     )
 
 
-def test_a_worker_that_ended_is_no_crash_of_its_flow_runs(told):
+@pytest.mark.parametrize("why", worker.NO_CRASH)
+def test_a_worker_that_ended_is_no_crash_of_its_flow_runs(told, why):
     server = Server(Scheduled(), 0)
     for start in range(1, 6):
-        server.set_flow_run_state(server.run.id, Crashed(message=worker.WORKER_ENDED))
+        server.set_flow_run_state(server.run.id, Crashed(message=why))
         server.run.run_count = start
         worker.restart_crashed(server, datetime.now(UTC))
         assert server.run.state.is_scheduled(), "a training of several days continues after each `down` and `up`"
