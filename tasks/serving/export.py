@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
 from tasks import config, records
@@ -134,17 +133,11 @@ def _load(settings: config.Settings, file: Path) -> Any:
     """Return the Keras model of a file, on TensorFlow whatever it was trained on."""
     models.find_build(settings.model.name)  # The module that registers the user's classes with Keras.
     models.set_precision(settings.train.dtype_policy)
-    try:
-        model = keras.models.load_model(file, compile=False)
-    except Exception as error:
-        advice = ""
-        if "Could not locate" in str(error):
-            advice = (
-                ". Classes and functions of your own must be registered, by "
-                f"@keras.saving.register_keras_serializable(), in the module of model.name = '{settings.model.name}'"
-            )
-        raise UserError(f"{file}: Keras cannot load it ({last_line(error)}){advice}") from error
-    return model
+    advice = (
+        ". Classes and functions of your own must be registered, by @keras.saving.register_keras_serializable(), in "
+        f"the module of model.name = '{settings.model.name}'"
+    )
+    return models.load("the run's model", file, advice, own_code=True)
 
 
 def _find_export(target: Path, format: str, run: Run, model_digest: str) -> ExportedModel | None:

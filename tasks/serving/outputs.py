@@ -200,8 +200,7 @@ def of_keras_file(
     if own_code is not None:
         sys.path.insert(0, root)
         importlib.import_module(own_code)
-    models.check_variables("the model", Path(file), own_code is not None)
-    model = keras.models.load_model(file, compile=False)
+    model = models.load("the model", Path(file), "", own_code is not None)
     if not features:
         zeros = keras.tree.map_structure(
             lambda one: np.zeros([size or 1 for size in one.shape], one.dtype), model.input

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import numpy.typing as npt
 
@@ -18,7 +17,7 @@ from tasks.data.encoding.answers import answers
 from tasks.data.encoding.inputs import Wanted
 from tasks.modeling import models
 from tasks.records import Target, as_input
-from tasks.system.errors import UserError, last_line, one_line
+from tasks.system.errors import UserError, one_line
 from tasks.tracking import trained_models
 from tasks.tracking.trained_models import TrainedModel
 
@@ -97,18 +96,10 @@ def _guess_encoding(takes: Mapping[str, tuple[tuple[Any, ...], str]]) -> dict[st
 def _load(found: TrainedModel) -> Any:
     if found.module is not None and found.code is not None:
         _import(found.module, found.code)
-    try:
-        models.check_variables(found.name, found.keras_file, own_code=found.module is not None)
-        return keras.models.load_model(found.keras_file, compile=False)
-    except UserError:
-        raise
-    except Exception as error:
-        own = ""
-        if "Could not locate" in str(error):
-            own = ": your own classes and functions are available for a run or a registered model, but not for a file"
-            if found.module:
-                own = f": its classes must be registered in {found.module} in {found.code}"
-        raise UserError(f"{found.name}: Keras cannot load {found.keras_file} ({last_line(error)}){own}") from error
+    advice = ": your own classes and functions are available for a run or a registered model, but not for a file"
+    if found.module is not None:
+        advice = f": its classes must be registered in {found.module} in {found.code}"
+    return models.load(found.name, found.keras_file, advice, own_code=found.module is not None)
 
 
 def _import(module: str, folder: Path) -> None:

@@ -16,7 +16,7 @@ from tasks.modeling import models
 from tasks.records import PreparedDataset
 from tasks.runs import entries, lineage, outcome
 from tasks.system import files, upstream
-from tasks.system.errors import UserError, last_line, listed, one_line
+from tasks.system.errors import UserError, listed, one_line
 from tasks.tracking import trained_models
 from tasks.training import model_state
 from tasks.training.checkpoints import Checkpoints
@@ -146,7 +146,7 @@ def _load_model(initial: str, own_code: bool) -> Any:
 
     Args:
         initial: the file or the address in the registry.
-        own_code: see ``models.check_variables``.
+        own_code: see ``models.load``.
 
     Raises:
         UserError: the file was changed, asks for more memory than is free, or Keras cannot load it.
@@ -162,21 +162,10 @@ def _load_model(initial: str, own_code: bool) -> Any:
                 trained_models.find_trained_model(str(path))
         except UserError as error:
             raise UserError(f"model.initial = {initial}: {error}") from None
-        try:
-            models.check_variables(f"model.initial = {initial}", path, own_code)
-            return keras.saving.load_model(path, compile=False, safe_mode=True)
-        except UserError:
-            raise
-        except Exception as error:  # Whatever a class or a file of somebody else's raises.
-            advice = ""
-            if "Could not locate" in str(error):
-                advice = (
-                    ". Register your own classes (keras.saving.register_keras_serializable) in the module that "
-                    "model.name names"
-                )
-            raise UserError(
-                f"model.initial = {initial}: Keras cannot load {path} ({last_line(error)}){advice}"
-            ) from None
+        advice = (
+            ". Register your own classes (keras.saving.register_keras_serializable) in the module that model.name names"
+        )
+        return models.load(f"model.initial = {initial}", path, advice, own_code)
 
 
 def _check_normalization(initial: str, own: Any, start: Any) -> None:

@@ -14,6 +14,7 @@ import json
 import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tasks import config
 from tasks.modeling import own_code
 from tasks.records import Feature, PreparedDataset, as_input
 from tasks.system import machine, upstream
-from tasks.system.errors import UserError, one_line, one_of
+from tasks.system.errors import UserError, last_line, one_line, one_of
 
 
 def find_build(name: str) -> Callable[..., Any]:
@@ -190,27 +191,29 @@ def _rescaling(scale: Any, offset: Any, name: str, dtype: str | None = None) -> 
     return keras.layers.Rescaling(scale, offset, name=name, dtype=dtype)
 
 
-def check_variables(what: str, path: Path, own_code: bool = False) -> None:
-    """Refuse a model whose variables need more than the free memory, before creating any of them.
+def load(what: str, path: Path, advice: str, own_code: bool) -> Any:
+    """Return the Keras model of a file, in Keras' safe mode; refuse one that is too large before it creates a variable.
 
     Args:
-        what: the name of the model in the message.
+        what: the name of the model in messages.
         path: its .keras file.
+        advice: the end of the message if a class is missing, which may be the user's own.
         own_code: whether classes of the user's own may belong to it, which need not tell their sizes in advance.
 
     Raises:
-        UserError: names the size of the variables.
-        Exception: Keras cannot load the model.
+        UserError: Keras cannot load it, or its variables need more than the free memory.
     """
+    import keras
+
+    wanted, free = 0, machine.free_memory()
     try:
-        with zipfile.ZipFile(path) as archive:
+        with suppress(Exception) if own_code else nullcontext(), zipfile.ZipFile(path) as archive:
             wanted = upstream.bytes_of_variables(json.loads(archive.read("config.json")))
-    except Exception:
-        if not own_code:
-            raise
-        return
-    if wanted > (free := machine.free_memory()):
-        raise UserError(
-            f"{what}: {path} describes a model whose variables take {wanted:,} bytes, and {free:,} bytes of memory are "
-            "free"
-        )
+        if wanted <= free:
+            return keras.models.load_model(path, compile=False)
+    except Exception as error:  # Whatever a class or a file of somebody else's raises.
+        lacks = advice if "Could not locate" in str(error) else ""
+        raise UserError(f"{what}: Keras cannot load {path} ({last_line(error)}){lacks}") from error
+    raise UserError(
+        f"{what}: {path} describes a model whose variables take {wanted:,} bytes, and {free:,} bytes of memory are free"
+    )
