@@ -39,7 +39,7 @@ LOOK_SECONDS = 120.0
 OF_A_NODE = ("CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR")
 """Variables that keep the node's values; all others come from this command, as with `sbatch`."""
 # After how many seconds of waiting the command prints a message.
-TELL_SECONDS = 5.0
+TELL_SECONDS = 5
 # How long to wait for missing nodes: a node that was just started takes a few seconds to join.
 MISSING_SECONDS = 20.0
 
@@ -296,7 +296,7 @@ def _reserve(
     from ray.util.placement_group import placement_group, remove_placement_group
 
     others = _others(section)
-    began, told = time.monotonic(), False
+    began = time.monotonic()
     while True:
         nodes = _nodes()
         bundle = find_bundle(section, cpus, nodes, counts[0] + others)
@@ -313,14 +313,11 @@ def _reserve(
             time.sleep(1)
             continue
         group = placement_group([bundle] * count, strategy="SPREAD")
-        while not group.wait(1):
-            if count_places(_nodes(), bundle) < count:  # A node was lost meanwhile.
-                break
-            if not told and time.monotonic() - began > TELL_SECONDS:
-                told = True
-                say(waits=f"others use the nodes of Ray's cluster: waiting for {count} places of {words}")
-        else:
-            return group, bundle, count
+        if not group.wait(TELL_SECONDS):
+            say(waits=f"others use the nodes of Ray's cluster: waiting for {count} places of {words}")
+        while count_places(_nodes(), bundle) >= count:  # Else a node was lost meanwhile.
+            if group.wait(1):
+                return group, bundle, count
         remove_placement_group(group)
 
 
