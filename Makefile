@@ -23,7 +23,7 @@ help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
 	@echo 'Variables: PYTHON=python3.13 for a new .venv, ARGS="..." for the command behind run, test, bench, ui.'
 
-setup: $(INSTALLED)  ## Create .venv and install requirements.lock into it (run and all others do it when needed)
+setup: $(INSTALLED)  ## Create .venv and install requirements.lock into it (all other targets do that if needed)
 
 run: $(INSTALLED)  ## Train, evaluate and register a model: ARGS="mnist --set train.epochs=2", default the digits run
 	@$(BIN)/stratagem run $(ARGS)
@@ -35,7 +35,7 @@ test: $(INSTALLED)  ## Run the tests that need neither clusters nor whole runs
 test-slow: $(INSTALLED)  ## Run the tests that start clusters, servers or whole runs
 	@$(BIN)/python -m pytest $(WORKERS) -m "slow and not exhaustive" $(ARGS) || test $$? -eq 5
 
-test-exhaustive: $(INSTALLED)  ## Run what is beside another slow test of its kind (weekly, and before a release)
+test-exhaustive: $(INSTALLED)  ## Run further slow tests (weekly, and before a release)
 	@$(BIN)/python -m pytest $(WORKERS) -m exhaustive $(ARGS) || test $$? -eq 5
 
 lint: $(INSTALLED)  ## Check style (ruff), types (mypy, strict) and layers (import-linter)
@@ -47,10 +47,10 @@ lint: $(INSTALLED)  ## Check style (ruff), types (mypy, strict) and layers (impo
 bench: $(INSTALLED)  ## Measure this pipeline and the plain recipe side by side
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-picture: $(INSTALLED)  ## Draw the layers and their imports anew in docs/architecture.md
+picture: $(INSTALLED)  ## Redraw the packages and their imports in docs/architecture.md
 	@$(BIN)/python -m tests.layers
 
-docs: $(INSTALLED)  ## Write the generated pages of docs/ anew, and build the site: build/docs/site/index.html
+docs: $(INSTALLED)  ## Write the generated pages of docs/ again, and build the site: build/docs/site/index.html
 	@$(BIN)/python -m tests.reference
 	@$(BIN)/python -m tests.website
 
@@ -65,10 +65,10 @@ sbom: $(INSTALLED)  ## Write build/sbom.json: the installed packages with their 
 	@$(or $(UV),$(BIN)/uv) tool run --from 'cyclonedx-bom==$(CYCLONEDX)' cyclonedx-py environment $(BIN)/python \
 	  --pyproject pyproject.toml --mc-type application --output-reproducible --of JSON -o build/sbom.json $(ARGS)
 
-ui: $(INSTALLED)  ## Open the MLflow and Prefect pages of the runs here
+ui: $(INSTALLED)  ## Open the MLflow and Prefect pages of this project
 	@$(BIN)/stratagem ui $(ARGS)
 
-clean:  ## Remove what runs left: mlruns, metrics, data/*/raw and prepared, all caches (keeps .venv)
+clean:  ## Remove runs and data: mlruns, metrics, data/*/raw and prepared, all caches (keeps .venv)
 	@# The lock of mlruns/up is held as long as `stratagem up` keeps its servers there.
 	@test ! -e mlruns/up/lock || $(PYTHON) -c 'import fcntl; fcntl.flock(open("mlruns/up/lock"), fcntl.LOCK_SH | fcntl.LOCK_NB)' 2>/dev/null \
 	  || { echo "stratagem up runs here, and its folder would go: end it first, with $(BIN)/stratagem down" >&2; exit 1; }

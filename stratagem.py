@@ -1,10 +1,9 @@
-"""Stratagem as a library (docs/library.md), and how its command is started.
+"""Stratagem as a library (docs/library.md), and the start of its command.
 
-A wheel has this file as the one package `stratagem`, with flows/, tasks/ and what a new project is made of inside it.
-Our own processes have that folder on their path. The process that imports `stratagem` has not: modules of its own may
-be called `tasks` or `flows`, and each function here runs a command in the project's folder, in a process of its own,
-and returns the command's record. The caller keeps its environment, signal handlers and umask; only ``load_model``
-imports a framework.
+In a wheel, this file is the package `stratagem`, which contains flows/, tasks/ and the files of a new project. Only
+Stratagem's own processes have that folder on their path, so a program that imports `stratagem` can have modules named
+`tasks` or `flows`. Each function runs a command in the project's folder, in a child process, and returns the command's
+record. The caller keeps its environment, signal handlers and umask; only ``load_model`` imports a framework.
 """
 
 import functools
@@ -43,19 +42,19 @@ def run(
     fresh: bool = False,
     if_changed: bool = False,
 ) -> "RunSummary":
-    """Download, prepare, train, evaluate and register, as `stratagem run`; an unfinished run of the same is resumed.
+    """Download, prepare, train, evaluate and register, as `stratagem run`; the same unfinished run continues.
 
-    It takes what the command takes, one argument an option. Progress goes to ``sys.stderr``. When this call is
-    interrupted the training saves its step and ends.
+    Each argument is an option of the command. Progress goes to ``sys.stderr``. If this call is interrupted, the
+    training saves its step and ends.
 
     Args:
         recipe: a name in the project's recipes/, or a path; or several, each overriding those before it.
-        settings: single settings over those of the recipe, such as ``{"train.epochs": 3}``.
-        project: the project's folder, or one in it; the current folder if not given.
+        settings: single settings, which override the recipe, such as ``{"train.epochs": 3}``.
+        project: the project's folder, or a folder in it; by default the current folder.
         resume: the id of the run to resume, or ``latest``.
-        allow_changes: resume it even where settings or data make it another training.
-        fresh: start a new run in any case.
-        if_changed: train nothing when a finished run had the same data, settings and code; return the newest such run.
+        allow_changes: resume the run even if settings or data differ.
+        fresh: start a new run even if the same one is unfinished.
+        if_changed: train nothing if a finished run has the same data, settings and code; return the newest such run.
 
     Raises:
         UserError: names the key, its value, what is allowed and what to do.
@@ -71,21 +70,21 @@ def run(
     said = _command(["run", "--json", *arguments], project)
     if not said:
         raise _modules()["tasks.system.errors"].StratagemError(
-            "this is one member of a cluster: the process of its chief has the result"
+            "this process is a member of a cluster: only the chief's process has the result"
         )
     summary: RunSummary = _modules()["tasks.records"].RunSummary.model_validate_json(said)
     return summary
 
 
 def load_run(run: str = "latest", *, project: str | Path | None = None) -> "RunDetails":
-    """Return what the records of a run say, as `stratagem runs show`.
+    """Return the records of a run, as `stratagem runs show`.
 
     Args:
-        run: its id, the first letters of it, or ``latest``.
+        run: its id, the first characters of it, or ``latest``.
         project: as in ``run``.
 
     Raises:
-        UserError: there is no such run.
+        UserError: the run does not exist.
     """
     said = _command(["runs", "show", "--json", "--", run], project)
     details: RunDetails = _modules()["tasks.records"].RunDetails.model_validate_json(said)
@@ -100,18 +99,18 @@ def predict(
     probabilities: bool = False,
     project: str | Path | None = None,
 ) -> list[dict[str, Any]]:
-    """Return what a trained model makes of raw inputs, as `stratagem predict`: a dictionary for each example. One that
-    is broken has its ``error``.
+    """Return the predictions of a trained model for raw inputs, as `stratagem predict`: a dictionary for each example.
+    A broken example has an ``error``.
 
     Args:
-        inputs: files and folders: images, lines of text, tables, arrays.
-        model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, a run, or a .keras file; None is the only champion.
+        inputs: files and folders with images, lines of text, tables or arrays.
+        model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, a run, or a .keras file; by default the only champion.
         top_k: the number of classes to return for each example.
         probabilities: also return the probabilities of all classes.
         project: as in ``run``.
 
     Raises:
-        UserError: there is no such model, or it does not take such inputs.
+        UserError: the model does not exist, or does not accept these inputs.
     """
     errors = _modules()["tasks.system.errors"]
     with tempfile.TemporaryDirectory() as folder:
@@ -128,17 +127,17 @@ def predict(
 
 
 def load_model(model: str | Path | None = None, *, project: str | Path | None = None) -> Any:
-    """Return a trained model as a ``keras.Model``, which takes prepared arrays and gives logits or numbers.
+    """Return a trained model as a ``keras.Model``, which maps prepared arrays to logits or numbers.
 
-    Its file is verified by its sha256 and loaded in Keras' safe mode. Keras is imported here, with the backend that
-    this process has chosen (KERAS_BACKEND).
+    The sha256 of its file is checked, and Keras loads it in safe mode. Keras is imported into this process, with the
+    backend in KERAS_BACKEND.
 
     Args:
         model: as in ``predict``.
         project: as in ``run``.
 
     Raises:
-        UserError: there is no such model, or its file is damaged.
+        UserError: the model does not exist, or its file is damaged.
     """
     with tempfile.TemporaryDirectory() as folder:  # Where the copy lies that an MLflow server gives.
         named = [] if model is None else ["--", _model(model)]
@@ -209,7 +208,7 @@ def _child(arguments: Sequence[str], project: str | Path | None, **environment: 
     """
     errors = _modules()["tasks.system.errors"]
     if not Path(project or ".").is_dir():
-        raise errors.UserError(f"project = '{project}': no such folder. `stratagem init FOLDER` makes a project")
+        raise errors.UserError(f"project = '{project}': no such folder. `stratagem init FOLDER` creates a project")
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", encoding="utf-8") as out:
         problem = Path(folder) / "error"
         process: subprocess.Popen[str] | None = None

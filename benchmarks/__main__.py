@@ -11,7 +11,7 @@ from benchmarks import checkpoints, data, default_speed, defaults, measure, netw
 HEADER = (
     "# Benchmarks\n\n```sh\nmake bench                         # the default table, in at most 20 minutes\n"
     "python -m benchmarks recipes best   # other parts: defaults, data, checkpoints, serving, network\n```\n\n"
-    "A ratio is that of the medians, with the range of the single pairs. Each section says when, where and at which "
+    "A ratio compares medians; its range is that of the single pairs. Each section says when, where and at which "
     "commit it was measured.\n\n"
 )
 PARTS = {

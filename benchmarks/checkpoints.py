@@ -44,7 +44,7 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
     }
     found = measure.alternate("checkpoints", repeats, variants)
     about = (
-        f"{dataset}, {epochs} epochs, {repeats} repeats: each variant is a process of its own, and they take turns; "
+        f"{dataset}, {epochs} epochs, {repeats} repeats: the variants take turns, each in its own process; "
         "median (range). Conv32-Pool-Dense64, Adam, 64 examples per step, `fit`; `stratagem train`, with MLflow and "
         "system metrics."
     )

@@ -162,11 +162,11 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
             table_lines += lines(name, table, found, rows)
     about = f"{len(SEEDS)} seeds, each with other test rows ({TEST:.0%}); mean ± standard deviation over the seeds."
     explained = (
-        "Ours is `stratagem data add` and `stratagem run`: nothing is set but the seed, the task and the column that "
-        "says which rows are for the test. `boosting` is scikit-learn's HistGradientBoosting without options; `linear` "
+        "Ours is `stratagem data add` and `stratagem run`, with only the seed, the task and the column of the test "
+        "rows set. `boosting` is scikit-learn's HistGradientBoosting without options; `linear` "
         "is LogisticRegressionCV or RidgeCV, which choose their penalty by cross-validation, on standardised numbers "
-        "and one-hot categories. All train on the same rows; ours validates on a tenth of them. It lags where the mean "
-        "of the differences on the same rows is larger than their standard deviation."
+        "and one-hot categories. All train on the same rows; ours validates on a tenth of them. It lags if the mean "
+        "difference on the same rows is larger than its standard deviation."
     )
     head = [
         "| table | rows | task | metric | ours | boosting | linear | ours lags behind |",

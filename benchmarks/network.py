@@ -181,8 +181,8 @@ def lines(points: Sequence[Point], others: Sequence[Point]) -> list[str]:
     beyond = statistics.mean(relative_errors(fit(few), many))
     loads = [point["load"] for point in (*points, *others)]
     found = [
-        f"Bandwidth of a host and latency one way above. {os.cpu_count()} cores for all workers, a thread each; "
-        f"between {min(loads):.0f} and {max(loads):.0f} processes wanted to run meanwhile.",
+        f"The columns give a host's bandwidth and the latency one way. All workers share {os.cpu_count()} cores, with "
+        f"a thread each; between {min(loads):.0f} and {max(loads):.0f} processes competed for them.",
         "",
         "| workers | gradients | " + " | ".join(_condition(*one) for one in CONDITIONS) + " |",
         "|---" * (2 + len(CONDITIONS)) + "|",
@@ -198,17 +198,17 @@ def lines(points: Sequence[Point], others: Sequence[Point]) -> list[str]:
         "",
         f"Fitted to {len(fitting)} of the {len(points)} points (every second one): {fitted.bandwidth:.2f} times the "
         f"bytes of a ring by the bandwidth; {fitted.latency:.1f} latencies and {fitted.seconds_a_hop * 1e3:.1f} ms of "
-        f"software for each of its 2(n-1) hops, {fitted.step_latency:.1f} latencies more for each step; at most "
-        f"{fitted.window_bytes / 1e3:.0f} kB of a stream under way in a round trip. **On the other {len(checking)} "
+        f"software for each of its 2(n-1) hops, and {fitted.step_latency:.1f} more latencies per step; at most "
+        f"{fitted.window_bytes / 1e3:.0f} kB of a stream in flight per round trip. **On the other {len(checking)} "
         f"points the mean error is {statistics.mean(off):.1%}**, nine of ten are within {_ninth(off):.0%}, the worst "
-        f"is off by {max(off):.0%}. The form of the formula was chosen when these points were there; on "
-        f"{len(others)} of other models over other networks, measured after it, the mean error is "
-        f"{statistics.mean(fresh):.1%}, the worst {max(fresh):.0%}. Fitted to 2 and 3 workers alone, the mean error on "
+        f"is off by {max(off):.0%}. We chose the form of the formula with these points; on "
+        f"{len(others)} later points with other models and networks, the mean error is "
+        f"{statistics.mean(fresh):.1%}, the worst {max(fresh):.0%}. Fitted only to 2 and 3 workers, the mean error on "
         f"{max(WORKERS)} is {beyond:.1%}.",
         "",
-        "Published trainings, whose libraries hide the sums behind the computing as well as they can. The prediction "
-        "(`--communication nccl`) is of a ring by the textbook that hides nothing, its range from all that can be "
-        "hidden to half of the bandwidth:",
+        "Published trainings, whose libraries overlap the sums with the computation as far as possible. The prediction "
+        "(`--communication nccl`) is a textbook ring without overlap; its range extends from full overlap to half of "
+        "the bandwidth:",
         "",
         "| training | predicted efficiency | measured | |",
         "|---|---|---|---|",
@@ -240,7 +240,7 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
     save(points)
     others = [point for workers in WORKERS for point in measured(workers, repeats, OTHER_MODELS, OTHER_CONDITIONS)]
     save(others, OTHER_POINTS)
-    about = "Seconds of a step, the fastest of some calls, and in brackets what the fit says."
+    about = "Seconds of a step: the fastest of several calls, and the fit in brackets."
     return measure.section(HEADING, ("tensorflow", "keras"), load.others(), about, lines(points, others))
 
 

@@ -77,9 +77,9 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
         rows.append(_row(f"... / {improved}", mine, curves[improved], accuracy, peers_accuracy, 1))
     about = (
         f"{repeats} repeats of ours, each with another seed, and "
-        f"{min(repeats, PEER_REPEATS)} of the peers, in processes of their own that take turns; median (range). "
-        "Seconds from the end of the imports on, building and tracing included, evaluations left out. Ours read what "
-        "`prepare` decoded beforehand, once; the peers decode in their first epoch, as they do each time."
+        f"{min(repeats, PEER_REPEATS)} of the peers, which take turns in separate processes; median (range). "
+        "Seconds after the imports, with building and tracing but without evaluations. Ours read what `prepare` has "
+        "decoded once; the peers decode in the first epoch of each training."
     )
     lines = [
         "| what | ours, s | peer, s | ratio | wanted | met |",
@@ -95,9 +95,9 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
         ),
         "",
         "`tutorial` is Conv32-Pool-Dense64 with the tutorial's learning rates, `course` Conv32-Conv64-Dense64 with "
-        "Adam, both with `fit` and 64 examples a step (`benchmarks/tutorial.py`), as their sources write them; "
-        "prefetch and steps_per_execution are the improvements that everybody knows. The test split is looked at after "
-        "each epoch for this table alone; the recipes were chosen with 10,000 training examples held out.",
+        "Adam, both with `fit` and 64 examples per step (`benchmarks/tutorial.py`), as in their sources; prefetch "
+        "and steps_per_execution are well-known improvements. Only this table uses the test split after each epoch; "
+        "the recipes were chosen with 10,000 held-out training examples.",
     ]
     return measure.section(HEADING, ("tensorflow", "keras"), load.others(), about, lines)
 
@@ -117,7 +117,7 @@ def best_section(dataset: str, epochs: int, repeats: int) -> str:
         f"| {BEST} | {parameters:,} | {accuracy:.4f} "
         f"| at least {BEST_ACCURACY}, at most {BEST_PARAMETERS:,} parameters | {met} | {seconds:,.0f} |",
     ]
-    about = f"One training (seed 0) of the recipe `{BEST}`, {len(found['curve'])} epochs, in a process of its own."
+    about = f"One training (seed 0) of the recipe `{BEST}`, {len(found['curve'])} epochs, in its own process."
     return measure.section(BEST_HEADING, ("tensorflow", "keras"), load.others(), about, lines)
 
 

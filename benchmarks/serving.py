@@ -149,9 +149,9 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
                         found.setdefault(f"{who}, {clients}, {name}", []).append(value)
             print(f"serving: repeat {repeat + 1} of {repeats}, {who}", file=sys.stderr)
     about = (
-        f"One image of {dataset} a request, by clients that wait for each answer, {SECONDS:.0f} s each; "
-        f"`stratagem models serve` and `mlflow models serve --env-manager local` in turn, medians of {repeats} "
-        "starts with the range. Ours checks a password as well."
+        f"One image of {dataset} per request, from clients that wait for each answer, {SECONDS:.0f} s each; "
+        f"`stratagem models serve` and `mlflow models serve --env-manager local` take turns; median (range) of "
+        f"{repeats} starts. Ours also checks a password."
     )
     lines = [
         "| server | clients | p50, ms | p99, ms | answers/s |",

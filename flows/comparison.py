@@ -26,7 +26,9 @@ from tasks.records import (
     Repeat,
     Run,
 )
+from tasks.reports.comparison import base_of
 from tasks.runs import locks, outcome
+from tasks.system import units
 from tasks.system.errors import Interrupted, StratagemError
 from tasks.system.machine import core_numbers, usable_cores
 
@@ -268,13 +270,9 @@ def summarise(
 
 def _against_baseline(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonRow:
     """Return a row with its speed-up and efficiency over one device, compared per round, if one device was measured."""
-    base = [
-        other for other in rows if config.strategy_kinds()[other.strategy].is_baseline and other.examples_per_second
-    ]
-    base.sort(key=lambda other: other.loop != row.loop)
-    if not base:
+    if (base := base_of(row, rows)) is None:
         return row
-    speeds = {repeat.round: repeat.examples_per_second for repeat in base[0].repeats}
+    speeds = {repeat.round: repeat.examples_per_second for repeat in base.repeats}
     ratios = [
         repeat.examples_per_second / speed
         for repeat in row.repeats
@@ -283,7 +281,7 @@ def _against_baseline(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> Comp
     if not ratios:
         return row
     speed_up = median(ratios)
-    span = (min(ratios), max(ratios)) if len(ratios) > 1 and row.run_id != base[0].run_id else None
+    span = (min(ratios), max(ratios)) if len(ratios) > 1 and row.run_id != base.run_id else None
     return row.model_copy(
         update={"speed_up": speed_up, "speed_up_range": span, "efficiency": speed_up / len(row.devices)}
     )
@@ -292,7 +290,7 @@ def _against_baseline(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> Comp
 def _note(rows: Sequence[ComparisonRow], num_cores: int) -> str | None:
     """Return a note if the devices share one processor or other programs used it, else None."""
     said = []
-    cores = f"{num_cores} processor core{'s' * (num_cores > 1)}"
+    cores = units.count(num_cores, "processor core")
     shared = [row for row in rows if row.devices and all("cpu" in device.lower() for device in row.devices)]
     most = max((len(row.devices) for row in shared), default=0)
     if most > 1:

@@ -206,7 +206,7 @@ def _require_server(missing: Mapping[str, Any], dataset: config.Dataset) -> None
             raise UserError(
                 f"dataset {dataset.name}: missing archives ({len(missing)}), and {urlparse(url).netloc} cannot be "
                 f"reached ({problem}). Connect to the network and run again; or give --set dataset.downloads={folder} "
-                f"and bring {listed(wanted, 4)}"
+                f"and put there {listed(wanted, 4)}"
             )
 
 

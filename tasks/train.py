@@ -25,7 +25,7 @@ from tasks.input.order import carve
 from tasks.modeling import losses, metrics, models, optimizers
 from tasks.records import Limits, NonFinite, Placement, PreparedDataset, Run, TrainingResult
 from tasks.runs import lineage, outcome
-from tasks.system import machine
+from tasks.system import machine, units
 from tasks.system.errors import StratagemError, UserError, one_line
 from tasks.tracking import trained_models
 from tasks.training import Training, autotune, checkpoints, initial, loops, model, setup
@@ -278,7 +278,7 @@ def _log_summary(training: Training, placement: Placement) -> None:
     spread = ", ".join(f"{count} {way}" for way, count in ways.most_common())
     strategy, name = training.strategy, training.settings.model.name
     log.info("strategy  %s", strategy.describe())
-    log.info("variables %s; %s MB a device; gradients: %s", spread, f"{num_bytes / 1e6:,.1f}", strategy.collectives)
+    log.info("variables %s; %s per device; gradients: %s", spread, units.size(num_bytes), strategy.collectives)
     log.info("model     %s, %s parameters", name, f"{training.model.count_params():,}")
     if training.settings.model.freeze:
         trained = sum(math.prod(variable.shape) for variable in training.model.trainable_variables)
@@ -327,7 +327,7 @@ def _refuse_other(own: bytes, chiefs: bytes, worker: int) -> None:
         ", ".join(f"{name} {one.get(name, 'not installed')}" for name in other) for one in (mine, theirs)
     )
     raise UserError(
-        f"worker {worker} was started with {own_words}, and the chief with {chiefs_words}: give every member of the "
+        f"worker {worker} was started with {own_words}, but the chief with {chiefs_words}: give every member of the "
         "cluster the same command, the same code and packages, and the same data"
     )
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from flows.cli.command import RECIPES, SETTINGS, Result, argument, option
-from flows.cli.tables import format_moment, format_seconds, print_table
+from flows.cli.tables import format_moment, print_rows, print_table
+from tasks.system import units
 from tasks.system.errors import UserError, one_of
 
 if TYPE_CHECKING:
@@ -68,18 +69,14 @@ def list_() -> Result:
 
     found = [submission.state(job) for job in submission.jobs()]
     yield found
-    if found:
-        headings = ("job", "launcher", "state", "where or why", "submitted", "run")
-        jobs = [(one, one.job) for one in found]
-        print_table(
-            headings,
-            [
-                (job.id, job.engine, one.state, one.detail, format_moment(job.submitted_at), job.name)
-                for one, job in jobs
-            ],
-        )
-    else:
+    if not found:
         print("This project has no jobs: `stratagem submit` submits a run to a cluster.")
+        return
+    jobs = [
+        (one.job.id, one.job.engine, one.state, one.detail, format_moment(one.job.submitted_at), one.job.name)
+        for one in found
+    ]
+    print_table(("job", "launcher", "state", "where or why", "submitted", "run"), jobs)
 
 
 def logs(job: str = JOB) -> None:
@@ -173,40 +170,38 @@ def plan(
     yield found
     lines = {
         "workers": f"{found.workers} of {found.devices} devices, {found.bandwidth / 1e9:g} Gbit/s, "
-        f"{found.latency_seconds * 1e6:g} us",
+        f"{units.duration(found.latency_seconds)}",
         "sums": SUMMED[found.communication],
-        "model": f"{found.parameters:,} parameters, {found.gradient_bytes / 1e6:,.2f} MB of gradients",
+        "model": f"{found.parameters:,} parameters, {units.size(found.gradient_bytes)} of gradients",
         "batch": f"{found.global_batch_size:,} examples per step",
-        "step": format_seconds(found.step_seconds) + _range(format_seconds, found.step_seconds_range),
+        "step": units.duration(found.step_seconds) + _range(units.duration, found.step_seconds_range),
         **{
-            f"  {name}": f"{format_seconds(seconds)}, {seconds / found.step_seconds:.0%}"
+            f"  {name}": f"{units.duration(seconds)}, {seconds / found.step_seconds:.0%}"
             for name, seconds in found.parts_seconds.items()
         },
         "bottleneck": found.bottleneck,
         "examples/s": f"{found.examples_per_second:,.0f}" + _range("{:,.0f}".format, found.examples_per_second_range),
         "efficiency": f"{found.efficiency:.0%}" + _range("{:.0%}".format, found.efficiency_range),
     }
-    share, every = "{:.1%}".format, f"every {format_seconds(found.interval_seconds or 0.0)}"
+    share, every = "{:.1%}".format, f"every {units.duration(found.interval_seconds or 0.0)}"
     if found.checkpoint_seconds is not None:
         often = "the time between two is unknown: set checkpoint.every_steps"
         if found.checkpoint_share is not None:
             often = f"{every}, which takes {found.checkpoint_share:.1%} of the time"
             often += _range(share, found.checkpoint_share_range)
-        lines["checkpoints"] = f"{format_seconds(found.checkpoint_seconds)} each; {often}"
+        lines["checkpoints"] = f"{units.duration(found.checkpoint_seconds)} each; {often}"
     if found.best_interval_seconds is not None and found.best_goodput is not None:
         lines["failures"] = (
-            f"{found.failures_a_day:,.3g} per day; a restart takes {format_seconds(found.restart_seconds or 0)}"
+            f"{found.failures_a_day:,.3g} per day; a restart takes {units.duration(found.restart_seconds or 0)}"
         )
-        lines["best"] = f"a checkpoint every {format_seconds(found.best_interval_seconds)}: "
+        lines["best"] = f"a checkpoint every {units.duration(found.best_interval_seconds)}: "
         lines["best"] += f"{found.best_goodput:.1%} of the time counts{_range(share, found.best_goodput_range)}"
         lines["settings"] = "unknown, like the time between their checkpoints"
         if found.goodput is not None:
             lines["settings"] = f"{every}: {found.goodput:.1%}{_range(share, found.goodput_range)}"
     if measured is not None:
         lines["measured"] = f"{len(measured.step_seconds)} calls on {measured.device}"
-    width = max(map(len, lines))
-    for name, text in lines.items():
-        print(f"{name:{width}}  {text}")
+    print_rows(lines)
 
 
 def _examples_a_device(settings: "Settings", devices: int) -> int:

@@ -55,7 +55,7 @@ SETTINGS = option(
     default=[],
 )
 RESUME = option("--resume", "Resume this run from its latest checkpoint.", "RUN|latest", complete=completion.runs)
-ALLOW_CHANGES = option("--allow-changes", "With --resume: even if settings or data differ from the run's.")
+ALLOW_CHANGES = option("--allow-changes", "With --resume: allow settings and data that differ from the run's.")
 FRESH = option("--fresh", "Start a new run even if the same one is unfinished.")
 DRY_RUN = option("--dry-run -n", "Only print the plan: what would run and why, and where each setting comes from.")
 _verbose: ContextVar[bool] = ContextVar("verbose", default=False)

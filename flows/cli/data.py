@@ -16,17 +16,12 @@ def dataset_argument(metavar: str, help: str, **given: Any) -> Any:
 
 
 NAME = dataset_argument("NAME", "The dataset in data/NAME.")
-NAME_OR_ALL = dataset_argument("[NAME]", "The dataset in data/NAME; by default all.", default=None)
+NAME_OR_ALL = dataset_argument("NAME", "The dataset in data/NAME; by default all.", default=None)
 
 MAX_CLASSES = 30
 """The maximum number of classes that `data show` prints."""
 MAX_DIFFERENCES = 60
 MAX_COLUMNS = 60
-OUTPUTS = {
-    "classification": ("class", "classes"),
-    "multilabel": ("label", "labels"),
-    "regression": ("number", "numbers"),
-}
 
 
 def add(
@@ -126,8 +121,9 @@ def show(name: str = NAME) -> Result:
 
 def print_dataset(prepared: "PreparedDataset") -> None:
     """Print the features, splits and examples per class of a prepared dataset."""
-    splits, count = prepared.splits, prepared.target.num_outputs
-    one, many = OUTPUTS[prepared.target.task]
+    from tasks.reports.tables import outputs_in_words
+
+    splits = prepared.splits
     tables.print_rows(
         {
             "name": prepared.name,
@@ -135,7 +131,7 @@ def print_dataset(prepared: "PreparedDataset") -> None:
             "data version": prepared.data_version or "not under DVC",
             "folder": prepared.folder,
             "features": ", ".join(_features(prepared)),
-            "task": f"{prepared.target.task}, {count:,} {one if count == 1 else many}",
+            "task": outputs_in_words(prepared.target),
         }
     )
     print()

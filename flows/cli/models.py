@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from flows.cli import completion, tables
 from flows.cli.command import JSON, Result, argument, option, run_argument
+from tasks.system import units
 from tasks.system.errors import StratagemError, UserError, cut
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ MODEL_HELP = (
     "By default the only champion."
 )
 INPUTS = argument(
-    "[FILES|FOLDERS|-]",
+    "FILES|FOLDERS|-",
     "Images and folders of images; text files with a text per line, and folders with a text per file; tables "
     "(.csv, .tsv, .jsonl, .parquet) with the columns of the training data; arrays (.npy, .npz); - is standard "
     "input.",
@@ -106,12 +107,12 @@ def predict(
 
 def _cell(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return units.number(value, 4)
     return "" if value is None else cut(str(value), 60)
 
 
 def serve(
-    model: str | None = argument("[MODEL]", MODEL_HELP, show_default=False, default=None),
+    model: str | None = argument("MODEL", MODEL_HELP, show_default=False, default=None),
     port: int = option("--port", "Port on 127.0.0.1; 0 takes a free one.", "N", min=0, max=65535, default=5001),
     poll: float = option("--poll", "How often to look up the alias.", "SECONDS", min=0.1, default=2.0),
     json: bool = JSON,

@@ -3,7 +3,8 @@
 from collections import Counter
 
 from flows.cli.command import Result, is_verbose, option
-from flows.cli.tables import format_moment, format_seconds
+from flows.cli.tables import format_moment
+from tasks.system import units
 from tasks.system.errors import listed
 
 MOST_LISTED = 20
@@ -60,9 +61,9 @@ def down() -> None:
 
 
 def status() -> Result:
-    """Show what runs, what waits and what is scheduled.
+    """Show what is running, waiting and scheduled.
 
-    Also how far each training is, the last result, and what failed in the last 24 hours.
+    Also shows the progress of each training, the last result, and what failed in the last 24 hours.
 
     The exit code is 0 if everything that `stratagem up` starts is running, else 1.
     """
@@ -91,7 +92,7 @@ def status() -> Result:
         if len(found[title]) > MOST_LISTED:
             print(f"  {title:9}and {len(found[title]) - MOST_LISTED} more")
     for one in found["runs"]["running"]:
-        left = f", about {format_seconds(one['seconds_left'])} left" if one["seconds_left"] is not None else ""
+        left = f", about {units.duration(one['seconds_left'])} left" if one["seconds_left"] is not None else ""
         print(f"  running  {one['name']}, epoch {one['epoch']} of {one['epochs']}{left}")
     if (latest := found["runs"]["latest"]) is not None:
         result = f", {latest['headline']} {latest['metrics'][latest['headline']]:.4f}" if latest["headline"] else ""

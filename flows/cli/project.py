@@ -11,9 +11,9 @@ from tasks.system.errors import UserError, printable
 
 
 def init(
-    folder: str = argument("FOLDER", "A new folder, or one without files of these names."),
+    folder: str = argument("FOLDER", "A new folder, or one that has none of the project's files."),
     git: bool | None = option(
-        "--git/--no-git", "Create a git repository; by default unless the folder is in one.", default=None
+        "--git/--no-git", "Create a git repository; by default, if the folder is not in one.", default=None
     ),
     dry_run: bool = option("--dry-run -n", "Only list the files that it would create."),
 ) -> Result:
@@ -97,7 +97,10 @@ def _description(recipe: Path) -> str:
 
 
 def strategies() -> Result:
-    """List the strategies, what they support, and why not the rest."""
+    """List the strategies and what each supports.
+
+    Gives the reason for each setting that a strategy does not support.
+    """
     from tasks import config
 
     reasons, kinds = offers(), config.strategy_kinds()

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rich.filesize import decimal
 from rich.text import Text
 from rich.tree import Tree
 
@@ -21,6 +20,7 @@ from flows.cli.tables import (
     print_text,
     shorten_digest,
 )
+from tasks.system import units
 from tasks.system.errors import printable
 
 if TYPE_CHECKING:
@@ -65,9 +65,8 @@ def list_(
     if (more := found.num_matching - len(shown)) > 0:
         print(f"and {more:,} more: --limit {found.num_matching} shows all")
     if found.num_runs:
-        kept = f"checkpoints {decimal(found.checkpoint_bytes)}, models {decimal(found.model_bytes)}"
-        take = "run uses" if found.num_runs == 1 else "runs use"
-        print(f"{found.num_runs:,} {take} {decimal(found.bytes)}: {kept}")
+        kept = f"checkpoints {units.size(found.checkpoint_bytes)}, models {units.size(found.model_bytes)}"
+        print(f"{units.count(found.num_runs, 'run')}, {units.size(found.bytes)}: {kept}")
     for folder, problem in list(found.unreadable.items())[:MAX_LEFT]:
         print_text(f"{folder}: {problem}")
 
@@ -93,7 +92,7 @@ def _print_lines(lines: "Iterable[RunLine]", sort: str | None) -> None:
                 f"{line.strategy} {line.loop}",
                 "pruned" if line.pruned else line.status,
                 cell,
-                decimal(line.bytes) if sort == "bytes" else _speed(line.examples_per_second),
+                units.size(line.bytes) if sort == "bytes" else _speed(line.examples_per_second),
             )
         )
     headings = ("run", "began", "dataset", "model", "strategy", "status", *figures)
@@ -147,8 +146,8 @@ def print_details(found: "RunDetails") -> None:
     if found.settings:
         print("\nsettings that differ from params.yaml now")
         print_differences(("the run", "params.yaml"), found.settings)
-    print(f"\n{record.folder}: {decimal(line.bytes)}" + (", pruned" if line.pruned else ""))
-    print_rows({f"  {path}": decimal(size) for path, size in found.files.items()})
+    print(f"\n{record.folder}: {units.size(line.bytes)}" + (", pruned" if line.pruned else ""))
+    print_rows({f"  {path}": units.size(length) for path, length in found.files.items()})
 
 
 def logs(name: str = run_argument(NAMED)) -> None:
@@ -205,7 +204,7 @@ def print_difference(found: "RunDifference") -> None:
 
 def prune(
     keep_last: int | None = option("--keep-last", "All but the N newest runs.", "N", min=0),
-    older_than: str | None = option("--older-than", "Runs that ended before that.", "30d|DATE"),
+    older_than: str | None = option("--older-than", "Runs that ended before this day, or longer ago.", "30d|DATE"),
     not_registered: bool = option("--not-registered", "Runs without a registered model version."),
     dataset: str | None = DATASET,
     unfinished: bool = option(
@@ -227,8 +226,10 @@ def prune(
     done = pruning.prune(selection, stages.list_versions, dry_run)
     yield done
     if done.pruned:
-        rows = [(one.run_id[:SHORT], format_moment(one.began), one.dataset, f"{one.bytes:,}") for one in done.pruned]
-        print_table(("run", "began", "dataset", "bytes"), rows, right=("bytes",))
+        rows = [
+            (one.run_id[:SHORT], format_moment(one.began), one.dataset, units.size(one.bytes)) for one in done.pruned
+        ]
+        print_table(("run", "began", "dataset", "size"), rows, right=("size",))
     for run_id, why in list(done.left.items())[:MAX_LEFT]:
         print_text(f"kept: {run_id[:SHORT]}, {why}")
     if (more := len(done.left) - MAX_LEFT) > 0:
@@ -236,14 +237,12 @@ def prune(
     if done.unfinished:
         were = "run that failed or was killed" if done.unfinished == 1 else "runs that failed or were killed"
         print_text(f"kept: {done.unfinished:,} {were} and can be resumed (--unfinished prunes them too)")
-    what = (
-        f"the checkpoints and models of {len(done.pruned):,} run{'s' * (len(done.pruned) != 1)}: {done.bytes:,} bytes"
-    )
+    what = f"the checkpoints and models of {units.count(len(done.pruned), 'run')}: {units.size(done.bytes)}"
     if not done.pruned:
         print("There is nothing to remove.")
     else:
         print(f"would remove {what} (--dry-run)" if done.dry_run else f"removed {what}")
-    print(f"{decimal(done.bytes_left)} {'would be' if done.dry_run and done.pruned else 'are'} left in mlruns/runs")
+    print(f"{units.size(done.bytes_left)} {'would be' if done.dry_run and done.pruned else 'are'} left in mlruns/runs")
 
 
 def report(
@@ -269,8 +268,8 @@ def report(
 
 def trace(
     reference: str = run_argument(
-        "A model version (NAME@ALIAS, NAME/3); the id, or the first characters of it, of a run, flow run, data "
-        "version or commit; a dataset; or the path of a checkpoint, prepared data, a report or an export.",
+        "A model version (NAME@ALIAS, NAME/3); a run, flow run, data version or commit, by its id or the first "
+        "characters of it; a dataset; or the path of a checkpoint, prepared data, a report or an export.",
         "X",
     ),
 ) -> Result:

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from json import dumps
 from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from tasks.system import units
 from tasks.system.errors import cut, printable
 
 if TYPE_CHECKING:
@@ -94,13 +94,13 @@ def show_record(record: "Record", fields: tuple[str, ...]) -> Iterator["Record"]
 
 def show_plan(planned: "Plan") -> Iterator["Plan"]:
     """Yield the plan of a command, and print what it would do, and where each of its settings comes from."""
+    from tasks import config
+
     yield planned
     stages = [(one.stage, one.does, one.why) for one in planned.stages]
     print_table(("stage", "does", "why"), stages, show_header=False)
     print()
-    settings = [
-        (one.key, one.value if isinstance(one.value, str) else dumps(one.value), one.source) for one in planned.settings
-    ]
+    settings = [(one.key, config.written(one.value), one.source) for one in planned.settings]
     print_table(("setting", "value", "from"), settings)
 
 
@@ -109,12 +109,11 @@ def print_classes(result: "EvaluationResult", most: int | None = None) -> None:
     with the lowest f1."""
     if not result.classes:
         return
+    from tasks.reports.tables import class_rows
+
     classes = sorted(result.classes, key=lambda one: one.f1)[:most] if most is not None else result.classes
-    figures = ("precision", "recall", "f1")
-    rows = [
-        (cut(one.name), *(f"{getattr(one, figure):.4f}" for figure in figures), str(one.support)) for one in classes
-    ]
-    print_table(("class", *figures, "examples"), rows, right=(*figures, "examples"))
+    figures = ("precision", "recall", "f1", "examples")
+    print_table(("class", *figures), [(cut(name), *cells) for name, *cells in class_rows(classes)], right=figures)
     if (more := len(result.classes) - len(classes)) > 0:
         print(f"and {more:,} classes with a higher f1: the report shows all")
 
@@ -126,8 +125,8 @@ def print_report(run: "Run") -> None:
     root = config.project_root()
     folder = root / run.folder / "report"
     for path in folder.glob("report.html"):
-        pictures = len(list(folder.glob("*.png")))
-        print(f"{path.relative_to(root)} ({pictures} picture{'s' * (pictures != 1)})")
+        pictures = units.count(len(list(folder.glob("*.png"))), "picture")
+        print(f"{path.relative_to(root)} ({pictures})")
 
 
 def print_metrics(metrics: "Mapping[str, MetricPair]", names: tuple[str, str]) -> None:
@@ -156,19 +155,11 @@ def format_moment(moment: str) -> str:
     return local.strftime("%m-%d %H:%M" if local.year == now.year else "%Y-%m-%d")
 
 
-def format_seconds(seconds: float) -> str:
-    """Return a time with three digits and the unit that fits it."""
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
-
-
 def format_value(value: object) -> str:
     """Return a setting or a fact as a cell of a table."""
     if value is None:
         return "-"
-    return f"{value:.6g}" if isinstance(value, float) else cut(shorten_digest(str(value)))
+    return units.number(value) if isinstance(value, float) else cut(shorten_digest(str(value)))
 
 
 def shorten_digest(text: str) -> str:

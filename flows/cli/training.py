@@ -348,7 +348,7 @@ def evaluate(
 ) -> Result:
     """Evaluate a checkpoint of a run on the test split.
 
-    -S evaluate.checkpoint=best, latest or a step chooses the checkpoint.
+    -S evaluate.checkpoint=best chooses the best checkpoint; a number is its step.
     """
     from tasks.operations import pipeline
     from tasks.process import client

@@ -41,9 +41,10 @@ def check() -> None:
     for place, address in enumerate(addresses(), start=1):
         if apprise.Apprise.instantiate(address) is None:
             raise UserError(
-                f"{VARIABLE}: address {place} of {len(addresses())}, {address.partition(':')[0]}:..., is none that "
-                "Apprise knows: give addresses as https://appriseit.com/services/ has them, with blanks between them, "
-                "such as 'json://127.0.0.1:8000/notify mailtos://me:password@example.org', or unset the variable"
+                f"{VARIABLE}: Apprise does not know address {place} of {len(addresses())}, "
+                f"{address.partition(':')[0]}:...: write addresses as on https://appriseit.com/services/, with spaces "
+                "between them, such as 'json://127.0.0.1:8000/notify mailtos://me:password@example.org', or unset the "
+                "variable"
             )
 
 

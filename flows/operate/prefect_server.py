@@ -112,12 +112,12 @@ def start_server() -> PrefectServer | None:
         if sourced.is_file() and f"PREFECT_API_URL={url}\n" in sourced.read_text(encoding="utf-8"):
             raise UserError(
                 "this shell has sourced mlruns/up/environment, and `stratagem up` is no longer running: start it, or "
-                "`unset PREFECT_API_URL PREFECT_API_AUTH_STRING PREFECT_HOME PROJECT_ROOT`: then each run starts "
+                "`unset PREFECT_API_URL PREFECT_API_AUTH_STRING PREFECT_HOME PROJECT_ROOT`, so that each run starts "
                 "its own Prefect server"
             )
         raise UserError(
             f"PREFECT_API_URL = {url}: no Prefect server answers ({reason}): start it with `prefect server start`, or "
-            "unset the variable: then each run starts its own"
+            "unset the variable, so that each run starts its own"
         )
     server = PrefectServer()
     # Only at exit: Prefect sends its last events while Python exits, and would retry for half a minute.

@@ -272,13 +272,14 @@ class Settings(Section):
         if cluster is not None and cluster.min_workers is not None:
             if self.train.global_batch_size is None:
                 raise ValueError(
-                    f"strategy.min_workers = {cluster.min_workers}: a step keeps its examples when workers are lost. "
-                    "Give train.global_batch_size, and train.per_replica_batch_size=null"
+                    f"strategy.min_workers = {cluster.min_workers} needs a batch that does not depend on the number "
+                    "of workers. Give train.global_batch_size, and train.per_replica_batch_size=null"
                 )
             if cluster.workers not in (counts := self.worker_counts) or counts[-1] != cluster.min_workers:
                 raise ValueError(
-                    f"train.global_batch_size = {self.train.global_batch_size} must divide by the replicas of "
-                    f"strategy.workers = {cluster.workers} and of strategy.min_workers = {cluster.min_workers}"
+                    f"train.global_batch_size = {self.train.global_batch_size} must be divisible by the number of "
+                    f"replicas of strategy.workers = {cluster.workers} and of strategy.min_workers = "
+                    f"{cluster.min_workers}"
                 )
         kind, loop = self.strategy.kind, self.train.loop
         if loop not in self.strategy.loops:

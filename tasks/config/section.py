@@ -13,6 +13,7 @@ Bookkeeping  neither: what is written down, kept, named, or done about processes
 ===========  ===============================================================================  ======================
 """
 
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
@@ -154,6 +155,11 @@ def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested settings as ``{"section.key": value}``."""
     return dict(leaves(values, whole=WHOLE))
+
+
+def written(value: object) -> str:
+    """Return a setting in the spelling of params.yaml and ``--set``: null, true, 0.1, or a text."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @cache

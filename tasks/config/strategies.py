@@ -238,7 +238,7 @@ class OnJax(Cluster):
             )
         if self.workers > 1 and isinstance(self.wanted_devices, list):
             raise ValueError(
-                f"devices = {self.wanted_devices} names devices of one process, and workers = {self.workers}: give the "
+                f"devices = {self.wanted_devices} names devices of one process, but workers = {self.workers}: give the "
                 "number of devices that each has"
             )
         return self

@@ -84,8 +84,8 @@ def check_name(name: str, asked: bool) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_-]{0,99}", word):
         given = f"--name {shown(name)}" if asked else f"SOURCE = '{name}'"
         raise UserError(
-            f"{given}: the dataset becomes the folder data/NAME, of small letters, digits, _ and -, and begins with a "
-            "letter. Give --name NAME"
+            f"{given}: cannot become the folder data/NAME. A name has lower-case letters, digits, _ and -, and begins "
+            "with a letter. Give --name NAME"
         )
     return word
 

@@ -43,7 +43,7 @@ def verify(prepared: PreparedDataset) -> None:
     version = prepared.data_version
     md5s = md5_by_file(version, root) if version is not None else None
     changed = UserError(
-        f"{manifest}: has changed: it is not the one of the data version {version} in "
+        f"{manifest}: has changed: it does not belong to the data version {version} in "
         f"data/{prepared.name}/dvc.lock. {remedy(prepared.name)}"
     )
     if md5s is not None and md5s.get("manifest.json") != _digest(manifest, "md5", prepared.name):
@@ -56,7 +56,7 @@ def verify(prepared: PreparedDataset) -> None:
         got = _digest(path, "sha256", prepared.name)
         if got != expected:
             raise UserError(
-                f"{path}: damaged, its sha256 is {got} and its manifest says {expected}. {remedy(prepared.name)}"
+                f"{path}: damaged: its sha256 is {got}, but its manifest says {expected}. {remedy(prepared.name)}"
             )
 
 

@@ -54,7 +54,7 @@ def counts_of(dataset: config.LocalDescription, total: int, splits: Sequence[str
         named = " and ".join(f"dataset.{name} = {share}" for name, share in wanted.items())
         raise UserError(
             f"{named}: {'they take' if len(wanted) > 1 else 'takes'} "
-            f"{sum(counts.values())} of the {total} examples, and one must be left to train on "
+            f"{sum(counts.values())} of the {total} examples, but one must be left to train on "
             f"(dataset.source = '{dataset.source}')"
         )
     return counts
@@ -89,8 +89,8 @@ def by_class(labels: Rows, names: Sequence[str], dataset: config.LocalDescriptio
         sizes = np.bincount(own, minlength=len(names))
         if (few := np.flatnonzero(sizes < 2)).size:
             raise UserError(
-                f"dataset.source = '{dataset.source}': the class '{names[few[0]]}' has {sizes[few[0]]} of the "
-                "examples, and needs one to train on and one to test on. Add some, or leave the class out"
+                f"dataset.source = '{dataset.source}': the class '{names[few[0]]}' has too few examples "
+                f"({sizes[few[0]]}): it needs one to train on and one to test on. Add some, or leave the class out"
             )
         exact = sizes * (counts[name] / len(own))
         shares = np.floor(exact).astype(np.int64)

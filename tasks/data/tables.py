@@ -229,7 +229,7 @@ class TableFile:
         if self._dataset.quoting is None and width > 1 and several and all(are_rows for *_, are_rows in several):
             first, end, _ = several[0]
             raise self.refused(
-                f"line {first} opens a quote that line {end} closes, and each of these lines may be a row or they are "
+                f"line {first} opens a quote that line {end} closes: either each of these lines is a row, or they are "
                 "one value. Give --set dataset.quoting=none if each is a row, or --set dataset.quoting=minimal if it "
                 "is one value"
             )
@@ -321,8 +321,8 @@ def doubtful_header(file: TableFile) -> str | None:
     if not numbers or (all(map(str.isdigit, numbers)) and len(set(np.diff(np.array(numbers, float)))) < 2):
         return None
     return (
-        f"the first line is taken for the header: {cut(', '.join(file.names), 60)}. A file without one: --set "
-        "dataset.header=null, and its columns are column_1, column_2, ..."
+        f"the first line is read as the header: {cut(', '.join(file.names), 60)}. If the file has none, --set "
+        "dataset.header=null names the columns column_1, column_2, ..."
     )
 
 

@@ -82,8 +82,8 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> None:
             raise UserError(one_of(f"slice in {key}", name, counts, see=_near(name, counts)))
         if counts[name] < slices.FEWEST:
             raise UserError(
-                f"{key} = '{name}': {counts[name]} test examples are in it, and a slice needs {slices.FEWEST} to have "
-                f"a {'ceiling' if key == CEILINGS else 'floor'}. Leave it out, or test on more"
+                f"{key} = '{name}': the slice has {counts[name]} test examples, but needs {slices.FEWEST} to have a "
+                f"{'ceiling' if key == CEILINGS else 'floor'}. Leave it out, or use a larger test split"
             )
 
 
@@ -96,14 +96,14 @@ def _limits(section: config.Register, task: Task) -> tuple[str, Mapping[str, flo
     if task == "regression":
         if section.floors:
             raise UserError(
-                f"{FLOORS} = {section.floors}: a regression has no classes, and no shares that are right. Give "
-                f"{CEILINGS} instead: the greatest mean absolute error that a slice may have"
+                f"{FLOORS} = {section.floors}: a regression has no share of correct answers. Give {CEILINGS} "
+                "instead: the largest mean absolute error that a slice may have"
             )
         return CEILINGS, section.ceilings
     if section.ceilings:
         raise UserError(
-            f"{CEILINGS} = {section.ceilings}: a {task} has no mean absolute error. Give {FLOORS} instead: the share "
-            "of a slice that must be right, or the recall that a class must have"
+            f"{CEILINGS} = {section.ceilings}: a {task} has no mean absolute error. Give {FLOORS} instead: the "
+            "least share of correct answers in a slice, or the least recall of a class"
         )
     return FLOORS, section.floors
 

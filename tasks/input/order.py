@@ -50,7 +50,7 @@ def carve(prepared: PreparedDataset, validation: str | float | int | None, seed:
         instead = "validation" if "validation" in splits else "0.1"
         remedy = f"Give input.validation={instead}" if "test" in splits else again
         raise UserError(
-            f"dataset {prepared.name} has the splits {', '.join(splits)} and input.validation = {validation!r}: "
+            f"input.validation = {validation!r}: dataset {prepared.name} has only the splits {', '.join(splits)}, so "
             f"nothing is left to test on. {remedy}"
         )
     use["test"] = ("test", everything["test"])
@@ -64,7 +64,7 @@ def _divide(prepared: PreparedDataset, validation: float | int, seed: int) -> tu
     if not 0 < count < total:
         raise UserError(
             f"input.validation = {validation}: takes {count} of the {total} training examples of {prepared.name}, "
-            f"and both parts need at least one. Give a number from 1 to {total - 1}, or a fraction"
+            f"but both parts need at least one. Give a number from 1 to {total - 1}, or a fraction"
         )
     shuffled = order(total, seed, number=None)
     held = np.zeros(total, bool)

@@ -15,6 +15,7 @@ from tasks.input.batches import WHOLE, Batches, InputShare
 from tasks.input.draws import pass_draws, with_partners
 from tasks.input.order import Rows, carve
 from tasks.records import PreparedDataset
+from tasks.system import units
 from tasks.system.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -40,9 +41,9 @@ def training_batches(
     section = settings.input
     split, rows = carve(prepared, section.validation, settings.train.seed)["train"]
     check_batch(global_batch_size, len(rows), prepared)
-    chosen, megabytes = choose_source(section, prepared), f"{_bytes(prepared, split) / 1e6:,.1f} MB"
+    chosen, length = choose_source(section, prepared), units.size(_bytes(prepared, split))
     log.info(
-        "input     %s source (%s), %s of %s examples a step", chosen, megabytes, global_batch_size, f"{len(rows):,}"
+        "input     %s source (%s), %s of %s examples per step", chosen, length, global_batch_size, f"{len(rows):,}"
     )
     source = _source(section, prepared, split, rows, _class_weights(settings.train, prepared, split, rows))
     return Batches(

@@ -95,14 +95,14 @@ def find_loss(section: config.Train, prepared: PreparedDataset, shares: bool = F
         )
     if smoothing and name not in SMOOTHED:
         raise UserError(
-            f"train.label_smoothing = {smoothing}: {name} has no such thing. Give train.label_smoothing=0, or a "
+            f"train.label_smoothing = {smoothing}: {name} cannot use it. Give train.label_smoothing=0, or a "
             f"loss of {', '.join(SMOOTHED)}"
         )
     if ":" in name:
         if shares and target.task == "classification":
             raise UserError(
-                f"train.loss = '{name}': takes classes, and input.augmentation.mixup and cutmix make shares of them. "
-                f"Give 0 for both, or a loss of {', '.join(allowed)}"
+                f"train.loss = '{name}': needs one class per example, but input.augmentation.mixup and cutmix mix "
+                f"classes. Give 0 for both, or a loss of {', '.join(allowed)}"
             )
         return _own_loss(name, prepared)
     if shares and name == "sparse_categorical_crossentropy":

@@ -113,7 +113,7 @@ def build(
     if isinstance(section, config.OwnOptimizer):
         if "learning_rate" in (given := options.pop("options")):
             raise UserError(
-                "optimizer.options.learning_rate: the schedule gives it. Give schedule.learning_rate instead"
+                "optimizer.options.learning_rate: the schedule sets it. Give schedule.learning_rate instead"
             )
         given |= {name: value for name, value in options.items() if value is not None}
         return own_code.make(section.kind, "optimizer.kind", keras.optimizers.Optimizer, given)

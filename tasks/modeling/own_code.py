@@ -107,7 +107,7 @@ def load_measure(name: str, key: str, example: tuple[Any, Any], why: str) -> Cal
         raise UserError(f"{key} = '{name}': cannot be computed ({described(error)})") from error
     if shape != (2,):
         raise UserError(
-            f"{key} = '{name}': gives the shape {shape} for 2 examples, and must give one number for each, (2,): {why}"
+            f"{key} = '{name}': returns the shape {shape} for 2 examples, but must return one number each, (2,): {why}"
         )
     return function
 

@@ -10,6 +10,7 @@ from tasks.operations import dvc_data
 from tasks.process import dvc, stages
 from tasks.records import DataDifference, DataQuality, PreparedDataset
 from tasks.runs import lineage, locks, repository
+from tasks.system import units
 from tasks.system.errors import UserError, one_of
 
 
@@ -186,4 +187,4 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, str]]:
         for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _flat(f"{key}.{name}" if key else str(name), inner)
     elif value is not None:
-        yield key, f"{value:.6g}" if isinstance(value, float) else str(value)
+        yield key, units.number(value) if isinstance(value, float) else str(value)

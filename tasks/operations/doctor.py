@@ -22,7 +22,6 @@ import psutil
 import yaml
 from configobj import ConfigObj, ConfigObjError
 from packaging.requirements import Requirement
-from rich.filesize import decimal
 
 from tasks import config, records
 from tasks.operations import preconditions
@@ -32,7 +31,7 @@ from tasks.records import Finding, Health, Level
 from tasks.runs import listing, outcome, repository
 from tasks.runs.entries import PLACES, find_runs, is_uncopied, read_runs
 from tasks.runs.locks import SCRATCH, crashed_holders, half_written, is_abandoned
-from tasks.system import files, machine, temporary
+from tasks.system import files, machine, temporary, units
 from tasks.system.errors import StratagemError, UserError, listed, one_line, one_of
 from tasks.system.machine import can_write
 from tasks.system.network import unreachable_reason, without_secrets, without_userinfo
@@ -106,7 +105,7 @@ def access(root: Path) -> Iterator[Remark]:
 def devices(root: Path) -> Iterator[Remark]:
     """Report the cores, the GPUs and the strategies that they allow; check the strategy in params.yaml."""
     cores = machine.usable_cores()
-    yield ok(f"{cores} processor core{'s' * (cores != 1)}, {machine.gpus_in_words(machine.visible_gpus())}")
+    yield ok(f"{units.count(cores, 'processor core')}, {machine.gpus_in_words(machine.visible_gpus())}")
     try:
         own = config.load(root=root).strategy.kind
     except UserError:
@@ -154,7 +153,7 @@ def disk(root: Path) -> Iterator[Remark]:
             continue
         seen.add(device)
         free = shutil.disk_usage(there).free
-        text = f"{decimal(free)} free for {what} ({there})"
+        text = f"{units.size(free)} free for {what} ({there})"
         if free >= USUAL_DISK:
             yield ok(text)
         else:
@@ -223,7 +222,7 @@ def _datasets(root: Path) -> Iterator[Remark]:
             fix = f"stratagem data prepare --set dataset.name={name} --force"
             yield error(f"{prepared} is damaged or of another version", fix)
     count = sum((root / "data" / name / "prepared" / "manifest.json").exists() for name in names)
-    yield ok(f"{len(names)} dataset{'s' * (len(names) != 1)} in data/, {count} prepared")
+    yield ok(f"{units.count(len(names), 'dataset')} in data/, {count} prepared")
 
 
 def git(root: Path) -> Iterator[Remark]:
@@ -272,8 +271,8 @@ def leftovers(root: Path) -> Iterator[Remark]:
 def memory(root: Path) -> Iterator[Remark]:
     """Check how much memory is free."""
     free, all_of_it = machine.free_memory(), psutil.virtual_memory()
-    where = f"of {decimal(all_of_it.total)}" if free >= all_of_it.available else "within this container's limit"
-    text = f"{decimal(free)} free {where}"
+    where = f"of {units.size(all_of_it.total)}" if free >= all_of_it.available else "within this container's limit"
+    text = f"{units.size(free)} free {where}"
     fix = "end other programs (ps aux --sort -rss | head), or give the container more"
     if free < LEAST_MEMORY:
         yield error(f"{text}: a run does not fit", fix)
@@ -321,7 +320,7 @@ def _database(path: Path, package: str) -> Iterator[Remark]:
         yield ok(f"{path} does not exist yet: the first run creates it")
         return
     fix = f"mv {_quoted(path)} {_quoted(path)}.aside; the next run creates a new one"
-    whole = decimal(path.stat().st_size)
+    whole = units.size(path.stat().st_size)
     if (mode := stat.S_IMODE(path.stat().st_mode)) & stat.S_IROTH:
         yield warning(f"{path} can be read by every user of this machine ({mode:o})", f"chmod o-rwx {_quoted(path)}")
     try:
@@ -359,7 +358,7 @@ def models(root: Path) -> Iterator[Remark]:
         if perfect := [key for key, text in figures.items() if text == "1.0000" and not listing.lower_is_better(key)]:
             text = f"{name}/{champion.version} @{config.CHAMPION} has {perfect[0]} 1: do its inputs contain the target?"
             yield warning(text, f"stratagem report {champion.run_id}")
-    yield ok(f"{len(by_name)} registered model{'s' * (len(by_name) != 1)}")
+    yield ok(units.count(len(by_name), "registered model"))
 
 
 def packages(root: Path) -> Iterator[Remark]:

@@ -148,8 +148,8 @@ def _without_source(name: str, source: str, force: bool) -> PreparedDataset:
         )
     if different := dataset_folder.changed_since_prepared(config.project_root() / "data" / name):
         raise UserError(
-            f"dataset.{different}: data/{name}/params.yaml has another value than the prepared data, but the source "
-            f"'{source}', from which to prepare them again, does not exist: restore it, or undo the change"
+            f"dataset.{different}: data/{name}/params.yaml has changed since the data were prepared, but the source "
+            f"'{source}' does not exist to prepare them again: restore it, or undo the change"
         )
     prepared = load_prepared(name)
     print(f"data/{name}: its source '{source}' does not exist; using the data prepared earlier", file=sys.stderr)

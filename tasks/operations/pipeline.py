@@ -15,7 +15,7 @@ from tasks.process import client, stages
 from tasks.records import PreparedDataset, Record, RegisteredModel, Run, RunSummary, TrainingResult
 from tasks.runs import entries, lineage, locks, outcome, remote, resume
 from tasks.strategies import engines
-from tasks.system import errors, files, network, temporary
+from tasks.system import errors, files, network, temporary, units
 from tasks.system.errors import StratagemError, UserError
 
 R = TypeVar("R", bound=Record)
@@ -134,7 +134,7 @@ def start_or_resume_comparison(
         progress = resume.load_progress(run)
         kept = len(progress.rows)
         print(
-            f"resuming comparison {run.run_id}, which is unfinished: {kept} measured training{'s' * (kept > 1)} "
+            f"resuming comparison {run.run_id}, which is unfinished: {units.count(kept, 'measured training')} "
             f"{'are' if kept > 1 else 'is'} kept; --fresh starts a new one",
             file=sys.stderr,
         )
@@ -318,7 +318,7 @@ def join(recipe: config.Recipe, overrides: Sequence[str], as_run: bool = False) 
         client.assist(settings, prepared, evaluates=as_run and settings.evaluates_on_all_devices)
     processes.stand_by()
     client.stop_processes()
-    print(f"{name} has done its part; the chief has ended", file=sys.stderr)
+    print(f"{name} has finished, and so has the chief", file=sys.stderr)
     return True
 
 

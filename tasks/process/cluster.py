@@ -440,10 +440,7 @@ class StageProcesses:
             raise StratagemError(f"{stage} failed: {reason}; {error}. {again}") from None
         count = len(self._members)
         left = f", {before - count} fewer" if before > count else ""
-        _print(
-            f"{reason}; all {count} processes start again{left}, restart {len(self.restarts)} of {most}; "
-            f"logs: {self.logs}"
-        )
+        _print(f"{reason}; all {count} processes restart{left} ({len(self.restarts)} of {most}); logs: {self.logs}")
         self._start()
         self._broken = False
 

@@ -16,7 +16,7 @@ from tasks.reports.tables import records_table
 from tasks.runs import entries, lineage, outcome
 from tasks.tracking import lifecycle
 from tasks.tracking.metrics import log_metrics
-from tasks.tracking.writing import log_files, mlflow_run_id, set_tags, text_of
+from tasks.tracking.writing import log_files, mlflow_run_id, set_tags
 from tasks.train import check
 
 COMPARISON_FIGURES = (
@@ -106,7 +106,7 @@ def report_sweep(settings: config.Settings, *, run: Run, sweep: Sweep) -> None:
     if found is not None and found.value is not None:
         log_metrics(run, {"sweep/value": found.value, "sweep/trials": len(sweep.trials)})
         told = [f"trial {found.number} of {len(sweep.trials)}: {sweep.plan.metric} {found.value:.4f}", ""]
-        told += [f"- {key} = {text_of(value)}" for key, value in found.params.items()]
+        told += [f"- {key} = {config.written(value)}" for key, value in found.params.items()]
         told += ["", f"trained again on all examples: run {sweep.final.run_id}"] if sweep.final is not None else []
         set_tags(run, {"best_trial": str(found.number), "mlflow.note.content": "\n".join(told)})
     if sweep.final is not None:

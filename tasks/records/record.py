@@ -78,7 +78,7 @@ def check_format(found: object, path: Path | str, remedy: str) -> None:
     """
     if found != FORMAT:
         number = "no format number" if found is None else f"format {shown(found)}"
-        raise UserError(f"{path} has {number}, and this version of Stratagem reads format {FORMAT} only: {remedy}")
+        raise UserError(f"{path} has {number}, but this version of Stratagem reads only format {FORMAT}: {remedy}")
 
 
 def load_or_none(record_type: type[R], path: Path) -> R | None:

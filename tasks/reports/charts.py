@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from tasks import config
 from tasks.records import EvaluationResult, TrainingResult
+from tasks.system import units
 from tasks.system.errors import cut
 
 COLOURS = ("#0068b5", "#c8500a", "#00815d", "#a8478a")
@@ -143,11 +144,6 @@ def _axes(
         yield figure.add_axes(inner)
 
 
-def number(value: float) -> str:
-    """Return a number as short text for an axis."""
-    return f"{value:.0e}" if value and not 1e-3 <= abs(value) < 1e6 else f"{float(f'{value:.6g}'):,.6g}"
-
-
 def plot(
     x_label: str,
     y_label: str,
@@ -225,11 +221,11 @@ def _label_axes(axes: Any, x_label: str, y_label: str, whole: bool = False, log:
         low, high = axes.get_xlim()
         axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(lambda value, _: number(value))
+        axes.xaxis.set_major_formatter(lambda value, _: units.number(value))
     for axis in (axes.xaxis, axes.yaxis):
         if isinstance(axis.get_major_formatter(), ScalarFormatter):
             axis.set_major_locator(MaxNLocator(nbins=6, integer=whole and axis is axes.xaxis))
-            axis.set_major_formatter(lambda value, _: number(value))
+            axis.set_major_formatter(lambda value, _: units.number(value))
 
 
 def _write_above(axes: Any, text: str) -> None:
@@ -278,7 +274,7 @@ def _rows(title: str, names: Sequence[str], left: float, right: float, height: f
         axes.spines["bottom"].set_visible(False)
         axes.locator_params(axis="x", nbins=3)
         yield axes
-        axes.xaxis.set_major_formatter(lambda value, _: number(value))
+        axes.xaxis.set_major_formatter(lambda value, _: units.number(value))
 
 
 def bars(title: str, shown: Mapping[str, float], form: str = ",.6g") -> Chart:
@@ -291,7 +287,7 @@ def bars(title: str, shown: Mapping[str, float], form: str = ",.6g") -> Chart:
     return Chart(axes.figure, title)
 
 
-def ranges(title: str, lines: Sequence[Range], from_zero: bool = True, shown: Callable[[float], str] = number) -> Chart:
+def ranges(title: str, lines: Sequence[Range], shown: Callable[[float], str], from_zero: bool = True) -> Chart:
     """Draw one line per name from the lower to the upper end of its range, with a dot at the value."""
     with _rows(title, [name for name, *_ in lines], left=182, right=66, height=26, bottom=22) as axes:
         axes.grid(linewidth=0.8)

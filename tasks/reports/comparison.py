@@ -12,7 +12,7 @@ from tasks.records import HEADLINES, Comparison, ComparisonRow, Repeat, StepTime
 from tasks.reports import charts
 from tasks.reports.blocks import Block, Figure, ReportSection, TableBlock, Text, as_markdown, facts, write
 from tasks.reports.charts import Chart
-from tasks.system import files
+from tasks.system import files, units
 
 NOISY = 1.5
 """If the largest speed-up of the rounds is this many times the smallest, the measurement is too noisy."""
@@ -176,8 +176,8 @@ def _medians(
         if (value := figure(row)) is not None:
             rounds = [one for repeat in row.repeats if (one := figure(repeat)) is not None] or [value]
             lines.append((row.name, min(rounds), value, max(rounds)))
-    title = f"{what}: the median, and what the rounds span"
-    return charts.ranges(title, lines, shown=lambda value: charts.number(float(f"{value:.4g}"))) if lines else None
+    title = f"{what}: median and range of the rounds"
+    return charts.ranges(title, lines, shown=lambda value: units.number(value, 4)) if lines else None
 
 
 def _metric_chart(rows: Sequence[ComparisonRow]) -> Chart | None:
@@ -327,8 +327,8 @@ def _part(name: str, row: ComparisonRow, base: ComparisonRow, growth: float, num
             each += f", on {BACKENDS[backend]} in place of {BACKENDS[other]}"
         on_cpu = all("cpu" in device.lower() for device in row.devices)
         if devices > 1 and on_cpu:
-            return f"{_count(devices, what)} share {_count(num_cores, 'core')}: {each}"
-        return f"{each}, against its share on one device"
+            return f"{units.count(devices, what)} share {units.count(num_cores, 'core')}: {each}"
+        return f"{each}, compared with its share on one device"
     if name == "collectives":
         return f"{_strategy(row).exchange} takes {share}"
     if name == "host" and step.compute_ms < step.host_ms:
@@ -386,7 +386,7 @@ def _metric_findings(rows: Sequence[ComparisonRow]) -> list[str]:
         "each replica sums its own part of a batch, and draws its own Dropout if the model has it"
         if any((row.num_replicas or 1) > 1 for row in apart)
         else "",
-        "JAX draws other random numbers"
+        "JAX draws different random numbers"
         if any(_strategy(row).backend != _strategy(base).backend for row in apart)
         else "",
     ]
@@ -401,7 +401,3 @@ def _metric_findings(rows: Sequence[ComparisonRow]) -> list[str]:
 
 def _strategy(row: ComparisonRow) -> type[config.StrategySection]:
     return config.strategy_kinds()[row.strategy]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

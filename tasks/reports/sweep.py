@@ -1,16 +1,17 @@
 """Shows a sweep in a terminal, as a file and as a page: its trials, their values, and the final training."""
 
 import itertools
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks import config
 from tasks.records import Sweep, Trial
 from tasks.reports import charts
 from tasks.reports.blocks import Block, Figure, ReportSection, TableBlock, Text, as_markdown, facts, write
 from tasks.reports.charts import Chart, Series
+from tasks.system import units
 
 MOST_TRIALS = 20
 """The number of trials that are not folded."""
@@ -21,9 +22,7 @@ STATES = {"complete": ("whole", 0), "pruned": ("pruned", 1), "best": ("best", 2)
 
 def text_of(value: Any) -> str:
     """Return a parameter's value as short text for a table."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return value if isinstance(value, str) else json.dumps(value)
+    return units.number(value, 4) if isinstance(value, float) else config.written(value)
 
 
 def short_names(keys: Sequence[str]) -> list[str]:

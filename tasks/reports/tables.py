@@ -7,14 +7,17 @@ from pathlib import Path
 
 from tasks.records import (
     HEADLINES,
+    ClassMetrics,
     EvaluationResult,
     Feature,
     Record,
     RegisteredModel,
     Run,
     RunSummary,
+    Target,
     TrainingResult,
 )
+from tasks.system import units
 
 MAX_MOMENTS = 4
 """The maximum number of means and deviations: enough for an image's channels, while thousands would not fit a line."""
@@ -49,6 +52,19 @@ def metrics_table(evaluation: EvaluationResult, path: Path) -> Path:
         nested.setdefault(split, {})[metric] = value
     path.write_text(json.dumps(nested, indent=2) + "\n", encoding="utf-8")
     return path
+
+
+def class_rows(classes: Iterable[ClassMetrics]) -> list[list[str]]:
+    """Return name, precision, recall, F1 and the number of examples of each class or label."""
+    return [
+        [one.name, *(f"{v:.4f}" for v in (one.precision, one.recall, one.f1)), f"{one.support:,}"] for one in classes
+    ]
+
+
+def outputs_in_words(target: Target) -> str:
+    """Return the task and the number of outputs, such as ``classification, 10 classes``."""
+    count, one = target.num_outputs, "label" if target.task == "multilabel" else "number"
+    return f"{target.task}, " + (f"{count:,} classes" if target.task == "classification" else units.count(count, one))
 
 
 def write_csv(path: Path, header: list[str], rows: Sequence[Sequence[object]]) -> Path:
@@ -93,7 +109,7 @@ def describe_columns(name: str, feature: Feature) -> list[tuple[str, str, str]]:
             what = "word" if column.kind == "text" else "value"
             told = f"one {what} alone" if count == 1 else f"{count:,} different {what}s"
         elif column.quantiles:  # The mean is of its places among them.
-            told = f"from {column.quantiles[0]:.4g} to {column.quantiles[-1]:.4g}, scaled by quantiles"
+            told = f"from {_numbers(column.quantiles[:1])} to {_numbers(column.quantiles[-1:])}, scaled by quantiles"
         elif column.kind != "datetime":
             last = place + (column.width if feature.kind == "number" else len(feature.mean))
             told = moments(feature.mean[place:last], feature.deviation[place:last])
@@ -106,7 +122,11 @@ def moments(means: Sequence[float], deviations: Sequence[float]) -> str:
     """Return means and deviations as text; empty for none, and for more than ``MAX_MOMENTS``."""
     if not 0 < len(means) <= MAX_MOMENTS:
         return ""
-    return f"mean {' '.join(f'{one:.4g}' for one in means)}, deviation {' '.join(f'{one:.4g}' for one in deviations)}"
+    return f"mean {_numbers(means)}, deviation {_numbers(deviations)}"
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return " ".join(units.number(value, 4) for value in values)
 
 
 def run_rows(
@@ -134,7 +154,7 @@ def run_rows(
         "resumed with": "; ".join(f"{one.what} {one.values}" for one in run.changed),
     }
     if training is not None:
-        replicas = f"{training.num_replicas} replica{'s' * (training.num_replicas > 1)}"
+        replicas = units.count(training.num_replicas, "replica")
         rows |= {
             "strategy": f"{rows['strategy']}, {replicas} on {', '.join(training.devices)}",
             "trained": f"{training.epochs} epochs, {training.steps:,} steps of {training.global_batch_size:,} examples",
@@ -175,7 +195,7 @@ def result_rows(summary: RunSummary) -> dict[str, str]:
 def summary_rows(summary: RunSummary, restarts: Iterable[str] = ()) -> dict[str, str]:
     """Return what a run has done, by name; ``restarts`` are the reasons why its workers restarted."""
     speed = f", {summary.examples_per_second:,.0f} examples/s" if summary.examples_per_second is not None else ""
-    replicas = f"{summary.num_replicas} replica{'s' * (summary.num_replicas > 1)}"
+    replicas = units.count(summary.num_replicas, "replica")
     return {
         **result_rows(summary),
         "dataset": f"{summary.dataset}, data version {(summary.data_version or 'not under DVC')[:12]}",

@@ -31,7 +31,7 @@ from tasks.records import (
 from tasks.runs import outcome
 from tasks.runs.entries import find_runs, read_runs
 from tasks.runs.locks import is_abandoned
-from tasks.system import errors, files
+from tasks.system import errors, files, units
 from tasks.system.errors import UserError
 
 STATUSES = ("running", "finished", "failed", "killed")
@@ -306,7 +306,7 @@ def describe(line: bytes) -> tuple[int, str] | None:
     if not (points := _epoch_points(line)):
         return None
     step = points[0][3]
-    return step, f"step {step:,}: " + ", ".join(f"{name} {value:.4g}" for name, value, *_ in points)
+    return step, f"step {step:,}: " + ", ".join(f"{name} {units.number(value, 4)}" for name, value, *_ in points)
 
 
 def _epoch_points(line: bytes) -> list[Any]:

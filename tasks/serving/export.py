@@ -98,7 +98,7 @@ def export(
         if not math.isfinite(difference) or difference > most:
             raise StratagemError(
                 f"{what}: among the first {len(labels):,} test examples, an output differs from Keras' by "
-                f"{difference:.3g}, and {most:g} is allowed. The files were removed from {target}"
+                f"{difference:.3g}, but at most {most:g} is allowed. The files were removed from {target}"
             )
         made = ExportedModel(
             format=format,
@@ -237,7 +237,7 @@ def _compare(exported: Callable[[Any], Any], examples: Iterable[tuple[Any, Any, 
     for batch, labels, expected in examples:
         found = np.asarray(exported(batch), np.float64)
         if found.shape != expected.shape:
-            raise StratagemError(f"the files give outputs of shape {found.shape}, and Keras of {expected.shape}")
+            raise StratagemError(f"its outputs have the shape {found.shape}, but Keras' have {expected.shape}")
         all_labels.append(labels)
         all_expected.append(expected)
         all_found.append(found)

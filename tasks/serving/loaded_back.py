@@ -163,7 +163,7 @@ def difference(
         return None
     return (
         f"its outputs differ from those of its evaluation by {distance:.2g} standard deviations among {len(rows)} test "
-        f"rows; {tolerance:g} is allowed"
+        f"rows; at most {tolerance:g} is allowed"
     )
 
 

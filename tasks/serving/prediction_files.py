@@ -11,6 +11,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from tasks.system import units
+
 Columns = Mapping[str, Sequence[Any]]
 Pictures = npt.NDArray[np.uint8] | None
 """The images of the examples with a prediction, uint8 (n, height, width, channels); None for other inputs."""
@@ -160,7 +162,7 @@ def _figure(told: Mapping[str, Any], picture: npt.NDArray[np.uint8] | None) -> s
 
 
 def _word(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return units.number(value, 4) if isinstance(value, float) else str(value)
 
 
 def _png(picture: npt.NDArray[np.uint8]) -> str:

@@ -132,7 +132,7 @@ class Served:
         """Look up the alias, and serve its version; log each problem once, and its end."""
         trouble = self._find()
         if trouble is not None and trouble != self.trouble:
-            log.warning("%s. %s is still served", trouble, self.model.name)
+            log.warning("%s. Still serving %s", trouble, self.model.name)
         elif trouble is None and self.trouble is not None:
             log.warning("%s can be looked up again", self.address)
         self.trouble = trouble
@@ -160,7 +160,7 @@ class Served:
             self._failed = (name, why, time.monotonic() + RETRY_SECONDS)
             return why
         before, self.model, self._failed = self.model.name, model, None
-        log.warning("%s is served now, in place of %s; loaded in %.1f s", name, before, time.monotonic() - began)
+        log.warning("now serving %s instead of %s; loaded in %.1f s", name, before, time.monotonic() - began)
         return None
 
 

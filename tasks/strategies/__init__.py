@@ -9,7 +9,7 @@ from typing import Any
 
 from tasks import config
 from tasks.records import Placement, VariablePlacement
-from tasks.system import upstream
+from tasks.system import units, upstream
 
 
 def local_copies(variable: Any) -> tuple[tuple[str, ...], str, int]:
@@ -102,7 +102,7 @@ class Strategy:
 
     def describe(self) -> str:
         """Return one line: the kind, the replicas and their actual devices."""
-        replicas = f"{self.num_replicas} replica{'s' * (self.num_replicas > 1)}"
+        replicas = units.count(self.num_replicas, "replica")
         workers = f" in {self.num_workers} workers" if self.num_workers > 1 else ""
         return f"{self.kind}, {replicas}{workers} on {', '.join(self.devices)}"
 

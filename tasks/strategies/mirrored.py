@@ -46,7 +46,7 @@ def build(section: config.Mirrored) -> Strategy:
     if section.cross_device_ops == "hierarchical_copy" and num_replicas > 1 and num_replicas % 2:
         # TensorFlow sums two halves of equal size: it would silently ignore one of three replicas.
         raise UserError(
-            f"strategy.cross_device_ops = 'hierarchical_copy': it sums over an even number of replicas, and there are "
+            f"strategy.cross_device_ops = 'hierarchical_copy': it sums over an even number of replicas, but there are "
             f"{num_replicas}. Give auto or reduction_to_one_device, or strategy.devices={num_replicas - 1}"
         )
     ops = {

@@ -46,7 +46,7 @@ def build(section: config.ParameterServer) -> Strategy:
         devices=tuple(name for name in names if name.startswith("/job:worker/") and name.endswith(device_type)),
         scope=servers.scope,
         run=servers.run,
-        collectives="none: those of a step change the variables by themselves",
+        collectives="none: each step applies its own",
         distributed=True,
         coordinator=tf.distribute.coordinator.ClusterCoordinator(servers),
     )

@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks.system import units
+
 if TYPE_CHECKING:
     import psutil
 
@@ -78,7 +80,7 @@ def visible_gpus() -> list[str]:
 
 def gpus_in_words(gpus: Sequence[object]) -> str:
     """Return how many these are, such as ``1 GPU``."""
-    return f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}"
+    return units.count(len(gpus), "GPU")
 
 
 def surroundings() -> dict[str, str]:

@@ -40,7 +40,6 @@ from tasks.tracking.writing import (
     mlflow_run_id,
     present,
     set_tags,
-    text_of,
     write,
 )
 
@@ -214,7 +213,7 @@ def start_run(
     outcome.set_status(run, "RUNNING")
     outcome.save(run, run)
     write(run, lambda client, run_id: client.update_run(run_id, name=run.name))
-    log_params(run, {key: text_of(value) for key, value in new.params.items()})
+    log_params(run, {key: config.written(value) for key, value in new.params.items()})
     write(run, lambda client, run_id: client.log_inputs(run_id, datasets))
     return run
 
@@ -280,7 +279,7 @@ def resume_run(
         )
     before, after = config.flat(run.settings), settings.flat()
     changes = {
-        f"changed.{name}": f"{text_of(before.get(name))} -> {text_of(after.get(name))}"
+        f"changed.{name}": f"{config.written(before.get(name))} -> {config.written(after.get(name))}"
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name)
     }
@@ -305,7 +304,7 @@ def _create_again(run: records.Run) -> None:
     run_id = _create_run(run.experiment, run.start_time, present(tags))
     (config.project_root() / run.folder / "mlflow_run_id").write_text(run_id, encoding="utf-8")
     write(run, lambda client, run_id: client.update_run(run_id, name=run.name))
-    log_params(run, {key: text_of(value) for key, value in config.flat(run.settings).items() if value != {}})
+    log_params(run, {key: config.written(value) for key, value in config.flat(run.settings).items() if value != {}})
     log_points(run, read_metrics(run))
 
 

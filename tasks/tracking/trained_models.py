@@ -18,7 +18,7 @@ from tasks.data import prepared_data
 from tasks.modeling import own_code
 from tasks.records import ExportedModel, PreparedDataset, Run, Target
 from tasks.runs import entries, outcome
-from tasks.system import errors, files, machine
+from tasks.system import errors, files, machine, units
 from tasks.system.errors import UserError
 
 TARGET, ENCODING = "target.json", "encoding.json"
@@ -66,9 +66,10 @@ def check_unpacked(what: str, path: Path) -> None:
         UserError: names the unpacked size.
     """
     with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
-        size, free = sum(one.file_size for one in archive.infolist()), machine.free_memory()
-        if size > free:
-            raise UserError(f"{what}: {path} unpacks to {size:,} bytes, but only {free:,} bytes of memory are free")
+        wanted, free = sum(one.file_size for one in archive.infolist()), machine.free_memory()
+        if wanted > free:
+            needs = f"{what}: {path} unpacks to {units.size(wanted)}"
+            raise UserError(f"{needs}, but only {units.size(free)} of memory are free")
 
 
 def complete(folder: Path, prepared: PreparedDataset, model_name: str) -> None:
@@ -128,7 +129,7 @@ def verify(name: str, keras_file: Path, manifest: Path) -> None:
             raise UserError(f"{name}: {path} cannot be read ({error.strerror}). {remedy}") from None
         if digest != expected.get(path):
             raise UserError(
-                f"{name}: {path} is damaged or was changed, its sha256 is {digest} and must be {expected.get(path)}. "
+                f"{name}: {path} is damaged or was changed: its sha256 is {digest} instead of {expected.get(path)}. "
                 f"{remedy}"
             )
     check_unpacked(name, keras_file)

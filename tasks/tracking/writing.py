@@ -5,7 +5,6 @@ server may lack in part.
 """
 
 import contextlib
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -107,8 +106,3 @@ def best_effort() -> Iterator[None]:
 def present(texts: Mapping[str, str | None]) -> dict[str, str]:
     """Return the texts that are not None."""
     return {key: text for key, text in texts.items() if text is not None}
-
-
-def text_of(value: object) -> str:
-    """Return a setting in the spelling of ``--set``."""
-    return value if isinstance(value, str) else json.dumps(value)

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from tasks.modeling import metrics
 from tasks.records import Record
 from tasks.runs import committed
-from tasks.system import background, files
+from tasks.system import background, files, units
 from tasks.system.errors import StratagemError, UserError
 from tasks.training.model_state import Arrays, snapshot
 
@@ -142,7 +142,7 @@ class Checkpoints:
         needed = sum(array.nbytes for array in arrays.values()) + SPARE_BYTES
         free = shutil.disk_usage(self.folder).free
         if free < needed:
-            raise self._unwritten(state.step, f"it needs {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free")
+            raise self._unwritten(state.step, f"it needs {units.size(needed)}, and {units.size(free)} are free")
         self._writer.start(self._write, arrays, state, dict(values or {}))
 
     def find(self, which: Literal["latest", "best"] | int) -> int:

@@ -61,7 +61,7 @@ def freeze(model: Any, names: Sequence[str]) -> None:
     for name in names:
         found = [layer for layer in layers if re.fullmatch(name, layer.name)]
         if not found:
-            raise UserError(f"model.freeze: '{name}' matches the whole name of no layer. {there}")
+            raise UserError(f"model.freeze: no layer's whole name matches '{name}'. {there}")
         for layer in found:
             layer.trainable = False
     if names and not model.trainable_variables:

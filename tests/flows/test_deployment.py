@@ -18,6 +18,8 @@ import psutil
 import pytest
 import yaml
 
+from tests.tasks.training.test_own_parts import PARTS
+
 pytestmark = pytest.mark.slow
 
 
@@ -229,6 +231,22 @@ def test_a_flow_run_names_no_code_and_no_file_of_anywhere(prefect, tmp_path):
         assert words in flow_run["state"]["message"]
     assert set(prefect.project.glob("mlruns/runs/*")) == before
     assert not (prefect.project / "imported").exists()
+
+
+def test_a_flow_run_trains_with_the_own_parts_of_its_recipe(prefect):
+    (prefect.project / "parts.py").write_text(PARTS)
+    own = {"optimizer": {"kind": "parts:Sign"}, "schedule": {"kind": "parts:Halving", "options": {"first": 0.01}},
+           "train": {"epochs": 1, "callbacks": ["parts:Slower"]}}  # fmt: skip
+    (prefect.project / "recipes" / "own.yaml").write_text(yaml.safe_dump(own))
+    result = prefect.command("deployment", "run", "training/training", "-p", "recipe=own", "--watch")
+    flow_run = prefect.flow_runs("training")[-1]
+    assert flow_run["state_type"] == "COMPLETED", result.stdout + result.stderr
+    (metrics,) = [
+        path.with_name("metrics.jsonl")
+        for path in prefect.project.glob("mlruns/runs/*/summary.json")
+        if json.loads(path.read_text())["flow_run_id"] == flow_run["id"]
+    ]
+    assert "train/seen" in metrics.read_text()
 
 
 @pytest.mark.exhaustive

@@ -187,7 +187,7 @@ def test_a_script_in_another_folder_with_modules_of_our_names(installed, tmp_pat
     assert [one["error"] is None for one in predicted] == [True, False]
     assert Path(predicted[0]["source"]) == tmp_path / "digit.png"
     assert refused["settings"].startswith("train.epochs = 0: ")
-    assert refused["folder"] == "project = 'nowhere': no such folder. `stratagem init FOLDER` makes a project"
+    assert refused["folder"] == "project = 'nowhere': no such folder. `stratagem init FOLDER` creates a project"
     assert refused["project"].startswith("no project here: ")
     assert "0000" in refused["run"]
     assert refused["model"].startswith("unknown model 'models:/other@champion'")

@@ -1,10 +1,12 @@
-"""Own parts in whole runs: under every strategy, and in a project that `stratagem init` made."""
+"""Own parts in whole runs: under every strategy, from Python, and in a project that `stratagem init` made."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from tasks import config
 from tests.tasks.training.test_own_parts import AUGMENTATION, CUSTOM, OPTIMIZER, PARTS, SCHEDULE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.usefixtures("one_prefect_server")]
@@ -20,10 +22,20 @@ STRATEGIES = [
 ]
 
 
+# As a notebook does, in whatever folder it is.
+SCRIPT = """
+import json, sys, stratagem
+print(stratagem.run(settings=json.loads(sys.argv[1]), project=sys.argv[2]).model_dump_json())
+"""
+
+
 def trained(run, *overrides):
     """Run to the end; return the numbers of each epoch."""
     sets = [part for one in (*OWN, *overrides) for part in ("--set", one)]
-    done = run(["stratagem", "run", "--json", *sets])
+    return epochs_of(run(["stratagem", "run", "--json", *sets]))
+
+
+def epochs_of(done):
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
     lines = Path("mlruns/runs", summary["run_id"], "metrics.jsonl").read_text().splitlines()
@@ -41,6 +53,12 @@ def test_own_parts_train_alike_under_every_strategy(prepared_project, run, strat
     # Steps without an order, and JAX's own first weights, end elsewhere.
     other = strategy[0] in ("strategy.kind=parameter_server", "strategy.kind=data_parallel")
     assert there == pytest.approx(alone, rel=0.5 if other else 1e-3)
+
+
+def test_own_parts_from_a_notebook(prepared_project, run, tmp_path):
+    (prepared_project / "parts.py").write_text(PARTS.replace("import keras\n", AUGMENTATION, 1))
+    settings = json.dumps(config.read_overrides(list(OWN)))
+    epochs_of(run([sys.executable, "-c", SCRIPT, settings, prepared_project], cwd=tmp_path))
 
 
 @pytest.mark.exhaustive

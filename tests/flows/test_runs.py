@@ -7,6 +7,8 @@ import shutil
 import mlflow
 import pytest
 
+from tasks.system import units
+
 HEAVY = ("tensorflow", "keras", "jax", "mlflow", "prefect")
 
 
@@ -88,7 +90,7 @@ def test_a_run_that_a_version_needs_is_pruned_when_that_is_gone(in_finished, run
     assert [one["run_id"] for one in planned["pruned"]] == [summary["run_id"]]
     assert (copy / summary["checkpoint"]).is_dir()
     done = said(do("runs", "prune", "--not-registered"))
-    assert f"removed the checkpoints and models of 1 run: {planned['bytes']:,} bytes" in done
+    assert f"removed the checkpoints and models of 1 run: {units.size(planned['bytes'])}" in done
     assert not (folder / "checkpoints").exists()
     assert json.loads((folder / "summary.json").read_text()) == summary
     words = f"run {summary['run_id']} was pruned on 20"

@@ -34,7 +34,7 @@ def test_a_training_survives_the_loss_of_a_worker(stratagem, cluster_project, ml
     training.wait_until(lambda: len(training.checkpoints()) > 1)
     (victim,) = training.members(entry)
     victim.send_signal(number)
-    training.wait_until(lambda: "all 2 processes start again" in training.err.read_text())
+    training.wait_until(lambda: "all 2 processes restart" in training.err.read_text())
     training.wait_until(lambda: training.members(entry))
     assert training.end() == 0, training.err.read_text()
     result = training.result
@@ -46,7 +46,7 @@ def test_a_training_survives_the_loss_of_a_worker(stratagem, cluster_project, ml
     (run,) = mlflow_runs()
     assert (run["status"], run["restarts"], run["restart_reasons"]) == ("FINISHED", "1", told)
     err = training.err.read_text()
-    assert f"{told}; all 2 processes start again, restart 1 of 3; logs: mlruns/runs/{result['run_id']}/logs/" in err
+    assert f"{told}; all 2 processes restart (1 of 3); logs: mlruns/runs/{result['run_id']}/logs/" in err
     assert "resuming at step" in err, "not from the beginning"
     assert "Traceback" not in err
     assert "UNAVAILABLE" not in err
@@ -159,7 +159,7 @@ def test_an_evaluation_survives_the_loss_of_a_worker(stratagem, cluster_project)
     (cluster_project / "hold").unlink()
     assert evaluation.end() == 0, evaluation.err.read_text()
     err = evaluation.err.read_text()
-    assert "worker 1 died (SIGKILL); all 2 processes start again, restart 1 of 3; logs: mlruns/logs/" in err
+    assert "worker 1 died (SIGKILL); all 2 processes restart (1 of 3); logs: mlruns/logs/" in err
     assert "Traceback" not in err
     found = evaluation.result
     assert list(found["examples_by_device"].values()) == [180, 180]
@@ -188,7 +188,7 @@ def test_the_members_of_someone_elses_cluster_train_and_evaluate_with_the_chief(
     assert chief.result["num_replicas"] == 2
     assert chief.result["steps"] == 2 * STEPS_IN_EPOCH
     assert other.out.read_text() == ""
-    assert "worker 1 has done its part; the chief has ended" in other.err.read_text()
+    assert "worker 1 has finished, and so has the chief" in other.err.read_text()
     record = chief.project / "mlruns" / "runs" / chief.result["run_id"] / "records" / "evaluation.json"
     assert list(json.loads(record.read_text())["examples_by_device"].values()) == [180, 180]
     assert [run["status"] for run in mlflow_runs()] == ["FINISHED"], "the chief alone tracks"

@@ -123,7 +123,7 @@ def test_a_lost_server_or_coordinator_starts_everything_from_the_latest_checkpoi
         before = cluster(training)
         saved.append(training.checkpoints()[-1])
         before[name].kill()
-        told = f"{name} died (SIGKILL); all 4 processes start again, restart {number} of 3"
+        told = f"{name} died (SIGKILL); all 4 processes restart ({number} of 3)"
         wait(training, lambda told=told: told in training.err.read_text())
         wait(training, lambda number=number: training.err.read_text().count("resuming at step") == number)
         assert not psutil.wait_procs(list(before.values()), 60)[1]
@@ -191,7 +191,7 @@ def test_commands_with_a_tf_config_train_together(stratagem, mlflow_runs, chief_
     assert chief.end(1200) == (-signal.SIGKILL if chief_dies else 0), chief.err.read_text()
     for other in others:
         assert other.end() == 0, other.err.read_text()
-        assert "the chief has ended" in other.err.read_text()
+        assert "has finished, and so has the chief" in other.err.read_text()
         assert other.out.read_text() == ""
         assert "Traceback" not in other.err.read_text()
     if not chief_dies:

@@ -32,7 +32,7 @@ def test_a_lost_process_ends_all_and_the_training_ends_with_the_same_bits_as_one
     training.wait_until(lambda: len(training.checkpoints()) > 1)
     (victim,) = training.members("assist")
     victim.kill()
-    training.wait_until(lambda: "worker 1 died (SIGKILL); all 2 processes start again" in training.err.read_text())
+    training.wait_until(lambda: "worker 1 died (SIGKILL); all 2 processes restart" in training.err.read_text())
     check_whole(training, whole("strategy.kind=data_parallel", "strategy.devices=2"), resumed=False)
     assert training.result["restarts"] == ["worker 1 died (SIGKILL)"]
     assert training.result["num_replicas"] == 2

@@ -260,7 +260,7 @@ def test_a_checkpoint_of_another_format_is_rejected_and_not_taken_for_a_damaged_
     changed = content if number is None else content | {"format": number}
     path.write_text(json.dumps({**changed, "sha256": committed.digest(changed)}))
     found = "no format number" if number is None else "format 2"
-    said = f"{path} has {found}, and this version of Stratagem reads format 1 only: start the run again with --fresh"
+    said = f"{path} has {found}, but this version of Stratagem reads only format 1: start the run again with --fresh"
     with Checkpoints(tmp_path / "c") as saved, pytest.raises(UserError, match=re.escape(said)):
         saved.restore_latest()
     assert path.exists()

@@ -62,7 +62,7 @@ def test_start_up_and_peak_memory_are_drawn_with_what_the_rounds_span():
         long, _, short, _ = found[name].figure.axes[0].lines
         assert tuple(long.get_xdata()) == ends
         assert np.ptp(short.get_xdata()) == 0
-    said = "start-up, s: the median, and what the rounds span: mirrored, fit 11; one_device, fit 5"
+    said = "start-up, s: median and range of the rounds: mirrored, fit 11; one_device, fit 5"
     assert found["start-up, s"].alt == said
 
 

@@ -142,7 +142,7 @@ def test_a_check_that_stops_names_twenty_and_leaves_nothing(root, checks, words)
     message = str(refused.value)
     assert words in message
     assert message.count("(like") == 20
-    assert " and 5 more. Fix the source, or let the check warn: checks: {duplicates: warn}" in message
+    assert " and 5 more. Fix the source, or let the check only warn: set checks: {duplicates: warn}" in message
     assert refused.value.exit_code == 2
     assert {path: path.read_bytes() for path in root.rglob("data/own/*/*")} == before
     assert not [*root.glob("data/own/.prepared.*")]

@@ -394,12 +394,12 @@ def no_train(source):
 
 FOLDERS = [
     (lambda source: source.rmdir(), "no such folder"),
-    (lambda source: None, "needs a folder for each of two classes or more, and has none"),
-    (no_classes, "needs a folder for each of two classes or more, and has none"),
-    (lambda source: fill(source, ("cat",)), "two classes or more, and has cat. Allowed: FOLDER/<class>/*"),
-    (one_image, "the class 'zebra' has 1 of the examples, and needs one to train on and one to test on"),
+    (lambda source: None, "needs folders for at least two classes, but has none"),
+    (no_classes, "needs folders for at least two classes, but has none"),
+    (lambda source: fill(source, ("cat",)), "at least two classes, but has cat. Allowed: FOLDER/<class>/*"),
+    (one_image, "the class 'zebra' has too few examples (1): it needs one to train on and one to test on"),
     (empty_class, "the class 'fox' of 'train' has no files"),
-    (other_classes, "the classes of 'test' are not those of 'train': cow, dog are in one of them only. Give both the"),
+    (other_classes, "'test' and 'train' have different classes: cow, dog are in only one of them. Give both the"),
     (
         no_classes_to_test_on,
         """or leave 'test' out: --set 'dataset.splits={"train": "train"}'. If they are classes""",
@@ -408,7 +408,7 @@ FOLDERS = [
         splits_in_classes,
         "contain the same folders (test, train), which look like splits of each class. Allowed: F",
     ),
-    (two_validations, "of train, val, valid two are one split. Keep one"),
+    (two_validations, "two of train, val, valid are the same split. Keep one"),
     (split_and_class, "'unlabelled' is not a split, but is next to folders that are"),
     (no_train, "it has splits, but no folder 'train'"),
 ]
@@ -558,7 +558,7 @@ ARRAYS = [
     (saved(x=IMAGES[:0], y=CLASSES[:0]), "Both need one row for each example, and at least one example"),
     (saved(x_train=IMAGES, y_train=CLASSES, x_test=IMAGES), "has x_test but not y_test: give both or neither"),
     (flipped, "cannot be read ("),
-    (saved(x=IMAGES[:4], y=CLASSES[:4]), "the class '1' has 1 of the examples"),
+    (saved(x=IMAGES[:4], y=CLASSES[:4]), "the class '1' has too few examples (1)"),
     (saved(x_train=IMAGES, y_train=CLASSES, x_test=IMAGES[:, :3], y_test=CLASSES), "All splits need the same dtype"),
     (saved(x=IMAGES, y=np.zeros(30, int)), "all labels are '0': a classification needs two classes"),
     (saved(x=IMAGES, y=np.array([b"K\xf6ln"] * 30)), "'utf-8' codec can't decode byte 0xf6"),
@@ -671,7 +671,7 @@ def test_a_folder_with_a_table_is_no_folder_of_images(source, project):
 
 @pytest.mark.parametrize("name", ["../data", "Photos", "a/b", "", "1st", "x" * 101, "a b", "..", "-x", "größe", "a\n"])
 def test_a_name_that_is_no_folders_is_refused(name):
-    with pytest.raises(UserError, match="the dataset becomes the folder data/NAME") as caught:
+    with pytest.raises(UserError, match="cannot become the folder data/NAME") as caught:
         dataset_folder.check_name(name, asked=True)
     assert "\n" not in str(caught.value)
 

@@ -196,7 +196,7 @@ def test_no_network_is_one_message(root, monkeypatch):
     message = message_of(dataset())
     assert "dataset tiny_images" in message
     assert f"{host} cannot be reached (ConnectionError)" in message
-    assert "--set dataset.downloads=FOLDER and bring " in message
+    assert "--set dataset.downloads=FOLDER and put there " in message
     assert f"http://{host}/files/tiny.gz as FOLDER/tiny_images/tiny.gz" in message
     assert "as brought/tiny_images/tiny.gz" in message_of(dataset(downloads="brought"))
     assert not files_below(root / "data")

@@ -394,7 +394,7 @@ def test_the_delimiter_that_excel_names_is_taken():
 def test_a_first_line_of_values_is_pointed_out_and_need_not_be_the_header():
     content = csv_of(other=times_of(["1.5", "2.25", "7.5"])).split("\n", 1)[1]
     _, said = guess(content, target="tall")
-    assert "the first line is taken for the header: 1.5, -3.00, tall. A file without one: --set dataset.header" in said
+    assert "the first line is read as the header: 1.5, -3.00, tall. If the file has none, --set dataset.header" in said
     prepared, said = prepare(content, target="column_3", header=None)
     assert sum(split.num_examples for split in prepared.splits.values()) == 40
     assert "header" not in said

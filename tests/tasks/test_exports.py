@@ -254,7 +254,7 @@ def test_the_file_of_an_export_takes_raw_inputs_wherever_it_is_copied_to(tiny, t
         (elsewhere / name).write_bytes(whole.replace(b"\n", b"\n ") if name == "predict.py" else whole + b"\n")
         if name == "export.json":
             (elsewhere / name).unlink()
-        with pytest.raises(UserError, match=rf"{name} (is damaged or was changed, its sha256 is|is missing)"):
+        with pytest.raises(UserError, match=rf"{name} (is damaged or was changed: its sha256 is|is missing)"):
             trained_models.find_trained_model(file)
         with pytest.raises(ValueError, match=rf"{name} is missing(, damaged or was changed| or damaged): copy the fol"):
             load(elsewhere)
@@ -341,7 +341,7 @@ def test_a_model_that_is_missing_or_damaged_is_refused(tiny, trained, tmp_path):
     whole = file.read_bytes()
     for content in (b"", whole[:-1], bytes([whole[0] ^ 1]) + whole[1:], Path(other).read_bytes()):
         file.write_bytes(content)
-        with pytest.raises(UserError, match=r"final.keras is damaged or was changed, .* Restore it from a"):
+        with pytest.raises(UserError, match=r"final.keras is damaged or was changed: .* Restore it from a"):
             export(settings, tiny, run, "keras", "latest", str(tmp_path / "out"))
     file.unlink()
     with pytest.raises(
@@ -376,9 +376,9 @@ def load_model(folder):
 """
 WRONG = [
     (copied, "found(batch).numpy() + 1e-3", StratagemError, r"among the first 53 test examples, an output "
-     r"differs from Keras' by 0\.001, and 0\.0001 is allowed\. The files were removed from .*out"),
+     r"differs from Keras' by 0\.001, but at most 0\.0001 is allowed\. The files were removed from .*out"),
     (copied, "found(batch).numpy() * float('nan')", StratagemError, "differs from Keras' by nan"),
-    (copied, "found(batch)[:1]", StratagemError, r"outputs of shape \(1, 10\), and Keras"),
+    (copied, "found(batch)[:1]", StratagemError, r"have the shape \(1, 10\), but Keras"),
     (copied, "of_the_project(batch)", UserError, r"exported as wrong \(NameError: name 'of_the_project' is not d"),
     (broken, "found(batch)", UserError, r"cannot be exported as wrong \(RuntimeError: no such operation: Frob"),
 ]  # fmt: skip

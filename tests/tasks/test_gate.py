@@ -11,7 +11,7 @@ from tasks.evaluation import gate
 from tasks.evaluation.predictions import Predictions
 from tasks.modeling import metrics
 from tasks.records import ClassMetrics, EvaluationResult, Feature, PreparedDataset, Target
-from tasks.reports import material, page
+from tasks.reports import material, sections
 from tasks.system.errors import UserError
 from tests.tasks import made_up
 
@@ -157,7 +157,7 @@ def towns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PreparedData
     run = made_up.run(labels, outputs, features)
     known = material.load(run)
     assert known.prepared is not None
-    assert "town: Basel" in str(page.by_slice(known)), "the gate takes the names that the report shows"
+    assert "town: Basel" in str(sections.by_slice(known)), "the gate takes the names that the report shows"
     return known.prepared, known.predicted
 
 
@@ -194,7 +194,7 @@ def test_any_slice_of_the_report_may_have_a_floor(towns, floors: str, reason: st
             "'town: Basle': 0.8",
             ["unknown slice in register.floors 'town: Basle': did you mean 'town: Basel'?", "'town: Bern'", "report"],
         ),
-        ("'town: missing': 0.8", ["register.floors = 'town: missing': 5 test examples are in it", "needs 10"]),
+        ("'town: missing': 0.8", ["register.floors = 'town: missing': the slice has 5 test examples", "needs 10"]),
         ("'clas 0': 0.8", ["unknown class in register.floors 'clas 0': did you mean 'class 0'?"]),
     ],
 )

@@ -7,7 +7,7 @@ from tasks import config, records
 from tasks.evaluation import gate, importance
 from tasks.modeling import metrics
 from tasks.records import ColumnImportance, EvaluationResult
-from tasks.reports import page
+from tasks.reports import page, sections
 from tasks.reports.material import load
 from tasks.runs import outcome
 from tests.tasks import made_up
@@ -83,7 +83,7 @@ def test_it_is_of_tables_of_several_columns_without_images():
 
 def test_the_report_of_a_table_shows_it():
     run = made_up.run(*made_up.classification())
-    assert page.importance(load(run)) is None
+    assert sections.importance(load(run)) is None
     found = tuple(
         ColumnImportance(column=name, metric="test/accuracy", value=value, interval=(value - 0.01, value + 0.02))
         for name, value in (("<age>", 0.31), ("town", 0.0))
@@ -93,7 +93,7 @@ def test_the_report_of_a_table_shows_it():
     said = page.write(run).page.read_text(encoding="utf-8")
     assert "Which columns matter" in said
     assert 'aria-label="how much worse test accuracy gets: &lt;age&gt; 0.3100; town 0.0000"' in said
-    (figure,) = page.importance(load(run)).blocks
+    (figure,) = sections.importance(load(run)).blocks
     long, dot, *_ = figure.charts[0].figure.axes[0].lines
     assert tuple(long.get_xdata()) == (0.3, 0.33)
     assert list(dot.get_xdata()) == [0.31]

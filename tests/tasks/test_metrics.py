@@ -335,11 +335,11 @@ def test_a_metric_of_ones_own_that_is_the_gate_is_evaluated_alone(tiny, own_metr
         ),
         (
             ["train.early_stopping={monitor: train/own_metrics:averaged}"],
-            r"^train.early_stopping.monitor = 'own_metrics:averaged': gives the shape \(\) for 2 examples",
+            r"^train.early_stopping.monitor = 'own_metrics:averaged': returns the shape \(\) for 2 examples",
         ),
         (
             ["train.metrics=[own_metrics:sideways]"],
-            "^train.metrics = 'own_metrics:sideways': its attribute better is 'left'. Allowed: 'higher' or 'lower'",
+            "^train.metrics = 'own_metrics:sideways': its attribute `better` is 'left'. Allowed: 'higher' or 'lower'",
         ),
         (
             ["checkpoint.monitor=train/val_metrics:near"],
@@ -411,10 +411,10 @@ def test_auto_is_the_usual_loss_of_the_task(tiny, task):
             "is a regression, and its losses are mean_s",
         ),
         ("classification", ["train.loss=huber"], "train.loss = 'huber': .* is a classification"),
-        ("regression", ["train.label_smoothing=0.1"], "train.label_smoothing = 0.1: mean_squared_error has no such"),
+        ("regression", ["train.label_smoothing=0.1"], "train.label_smoothing = 0.1: mean_squared_error cannot use it"),
         ("regression", ["train.loss=no_such_module:f"], "train.loss = 'no_such_module:f': no module"),
         ("regression", ["train.loss=own_losses:absent"], "own_losses has no function or class 'absent'"),
-        ("regression", ["train.loss=own_losses:averaged"], r"gives the shape \(\) for 2 examples"),
+        ("regression", ["train.loss=own_losses:averaged"], r"returns the shape \(\) for 2 examples"),
         ("regression", ["train.loss=own_losses:broken"], "cannot be computed .*ZeroDivisionError"),
     ],
 )
@@ -491,5 +491,7 @@ def test_a_loss_of_shares_is_the_mean_of_the_losses_of_classes_or_that_of_the_di
 
 def test_a_loss_of_ones_own_takes_no_shares(digits, project):
     section = config.load(None, {"train.loss": "own:loss"}).train
-    with pytest.raises(UserError, match=r"train\.loss = 'own:loss': takes classes, and input\.augmentation\.mixup"):
+    with pytest.raises(
+        UserError, match=r"train\.loss = 'own:loss': needs one class per example, but input\.augmentation\.mixup"
+    ):
         losses.find_loss(section, digits, shares=True)

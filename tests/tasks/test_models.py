@@ -263,8 +263,8 @@ def test_a_grey_image_is_a_coloured_one():
     ("shape", "normalization", "options", "said"),
     [
         ((32, 32, 3), "scale", {}, r"input.normalization = scale: .*Give input.normalization=none"),
-        ((32, 32, 3), "none", {"architecture": "ResNet5"}, r"'ResNet5' is none of keras.applications: .*ResNet50,"),
-        ((32, 32, 3), "none", {"architecture": "imagenet_utils"}, "is none of keras.applications"),
+        ((32, 32, 3), "none", {"architecture": "ResNet5"}, r"'ResNet5' is not in keras.applications: .*ResNet50,"),
+        ((32, 32, 3), "none", {"architecture": "imagenet_utils"}, "is not in keras.applications"),
         ((32, 32, 3), "none", {"arguments": {"alpa": 1}}, "alpa"),
         ((32, 32, 3), "none", {"arguments": {"weights": "imagenet"}}, "weights"),
         ((32, 32, 2), "none", {}, "1 or 3 channels"),
@@ -344,9 +344,9 @@ def test_numbers_are_standardised_and_a_regression_ends_in_the_targets_unit(poli
     [
         ("mlp", ["number"], r"takes images, and digits has numbers of shape \(3,\). Give model.name=mixed or "),
         ("resnet", ["image", "number"], "takes images, and digits has images"),
-        ("text_cnn", ["number", "text"], "takes texts, and not number: give model.name=mixed"),
-        ("transformer", ["image"], "takes one text, and not image"),
-        ("wide_deep", ["category", "text"], "takes numbers and categories, and not text"),
+        ("text_cnn", ["number", "text"], "takes only texts, not number: give model.name=mixed"),
+        ("transformer", ["image"], "takes only one text, not image"),
+        ("wide_deep", ["category", "text"], "takes only numbers and categories, not text"),
     ],
 )
 def test_a_model_that_takes_other_features_says_so(name, features, message):

@@ -81,10 +81,10 @@ def test_arrays_of_another_type_are_taken_where_it_holds_their_numbers(program):
     np.save("wide.npy", np.array([[1, 2], [0, 255]], np.int64))
     assert [line["prediction"] for line in ask("wide.npy")[1]] == [3, 255]
     wrong = {
-        "beyond.npy": (np.array([[1, 256]]), "has numbers beyond uint8, which the model takes"),
-        "below.npy": (np.array([[1, -1]], np.int8), "has numbers beyond uint8, which the model takes"),
-        "float.npy": (np.array([[1.0, 2.0]]), "is float64 (1, 2), and the model takes uint8 (n, 2)"),
-        "text.npy": (np.array([["1", "2"]]), "is <U1 (1, 2), and the model takes uint8 (n, 2)"),
+        "beyond.npy": (np.array([[1, 256]]), "has numbers outside uint8, which the model takes"),
+        "below.npy": (np.array([[1, -1]], np.int8), "has numbers outside uint8, which the model takes"),
+        "float.npy": (np.array([[1.0, 2.0]]), "is float64 (1, 2), but the model takes uint8 (n, 2)"),
+        "text.npy": (np.array([["1", "2"]]), "is <U1 (1, 2), but the model takes uint8 (n, 2)"),
     }
     for name, (array, why) in wrong.items():
         np.save(name, array)
@@ -101,7 +101,7 @@ def test_arrays_come_by_name_from_files(program):
     assert [line["prediction"] for line in ask("a.npz")[1]] == [12, 22]
     Path("cut.npz").write_bytes(Path("a.npz").read_bytes()[:-30])
     for name, said in {
-        "cut.npz": "cannot be read (File is not a zip file), and this model takes arrays (.npy; .npz with a, b)",
+        "cut.npz": "cannot be read (File is not a zip file), but this model takes arrays (.npy; .npz with a, b)",
         "-": "this model takes arrays (.npy; .npz with a, b), but not from standard input",
     }.items():
         code, lines, message = ask(name)

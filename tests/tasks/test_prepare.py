@@ -292,7 +292,7 @@ prepare.prepare(config.Tfds(name="digits", image_size=(16, 12)))
 def test_without_raw_it_says_what_to_do(root):
     manifest = download(dataset())
     shutil.rmtree(root / manifest.folder)
-    assert "data/digits/raw does not hold digits: stratagem data download --set dataset.name=digits" in message_of(
+    assert "data/digits/raw does not contain digits: stratagem data download --set dataset.name=digits" in message_of(
         dataset(), manifest
     )
 

@@ -94,7 +94,7 @@ def test_what_was_verified_is_read_again_where_it_was_written_to(project, tiny):
     prepared_data.verify(tiny)
     images = Path(tiny.splits["train"].features["image"])
     _replace(images, images.read_bytes()[-8:], b"12345678")
-    with pytest.raises(UserError, match=f"{images}: damaged, its sha256 is"):
+    with pytest.raises(UserError, match=f"{images}: damaged: its sha256 is"):
         prepared_data.verify(tiny)
 
 

@@ -190,8 +190,8 @@ def test_each_file_of_a_folder_is_a_text():
 @pytest.mark.parametrize(
     ("wanted", "names", "said"),
     [
-        (TABLE, ("a.csv",), r"'d' is a folder, and this model takes tables"),
-        (ARRAYS, ("a.npy",), r"'d' is a folder, and this model takes arrays"),
+        (TABLE, ("a.csv",), r"'d' is a folder, but this model takes tables"),
+        (ARRAYS, ("a.npy",), r"'d' is a folder, but this model takes arrays"),
     ],
 )
 def test_a_folder_that_does_not_fit_the_model_is_one_message(wanted, names, said):
@@ -268,7 +268,7 @@ def test_arrays_are_read_by_name():
 
 def test_what_the_model_does_not_take_is_refused_before_it_is_opened():
     Path("d").mkdir()
-    with pytest.raises(BadInput, match=r"'d' is a folder, and this model takes tables .* 'size' \(number\), 'city'"):
+    with pytest.raises(BadInput, match=r"'d' is a folder, but this model takes tables .* 'size' \(number\), 'city'"):
         read(TABLE, "d")
     with pytest.raises(BadInput, match=r"'x\.png': this model takes tables"):
         read(TABLE, "x.png")

@@ -98,6 +98,6 @@ def test_a_run_of_another_format_is_rejected_in_one_sentence(given, found, tmp_p
         with pytest.raises(UserError) as caught:
             records.load(records.Run, path)
         assert str(caught.value) == (
-            f"{path} has {found}, and this version of Stratagem reads format 1 only: start the run again with --fresh, "
+            f"{path} has {found}, but this version of Stratagem reads only format 1: start the run again with --fresh, "
             "or remove its folder"
         )

@@ -244,7 +244,7 @@ def test_seconds_take_few_letters(seconds, text):
 
 def test_the_numbers_below_ranges_do_not_overlap():
     lines = [("one_device, fit", 16_758.0, 17_214.0, 17_670.0), ("mirrored, fit", 6_740.0, 7_095.0, 7_451.0)]
-    figure = charts.ranges("examples/s", lines).figure
+    figure = charts.ranges("examples/s", lines, "{:g}".format).figure
     figure.canvas.draw()
     (axes,) = figure.axes
     shown = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]

@@ -11,7 +11,7 @@ from flows.cli import runs as run_commands
 from tasks import config, records
 from tasks.operations import reproduce, trace
 from tasks.records import Change, Changed, TrainingResult
-from tasks.reports import material, page
+from tasks.reports import material, sections
 from tasks.runs import lineage, pruning, repository
 from tasks.runs.listing import compare, show
 from tasks.system import files, machine, temporary
@@ -180,7 +180,7 @@ def test_a_run_that_was_resumed_as_another_training_is_refused_and_says_so_every
     assert trace.trace(run.run_id).link.facts["resumed with"] == both
     run_commands.print_details(show(run))
     assert both in " ".join(capsys.readouterr().out.split())
-    assert "train.epochs 2 up to step 82, then 10" in str(page.origin(material.load(run)))
+    assert "train.epochs 2 up to step 82, then 10" in str(sections.origin(material.load(run)))
 
 
 def test_a_run_that_was_resumed_with_what_moves_the_last_bits_alone_is_reproduced_if_that_is_allowed(trained):

@@ -166,7 +166,7 @@ def test_a_run_of_another_format_is_named_at_a_start_and_left_out(three, caplog)
     assert listed() == [3, 1]
     assert listed() == [3, 1]
     locks.remove_leftovers()  # As each start does.
-    said = f"{path.absolute()} has format 0, and this version of Stratagem reads format 1 only: start the run again"
+    said = f"{path.absolute()} has format 0, but this version of Stratagem reads only format 1: start the run again"
     assert listing.list_runs(ALL).unreadable[folder].startswith(said)
     assert len([message for message in caplog.messages if message.startswith(said)]) == 1
     with pytest.raises(UserError, match="has format 0"):

@@ -18,7 +18,7 @@ from tasks.evaluation.predictions import bins
 from tasks.evaluation.slices import every, quarters
 from tasks.modeling import metrics
 from tasks.records import EvaluationResult, RunStatus
-from tasks.reports import charts, intervals, page
+from tasks.reports import charts, intervals, page, sections
 from tasks.reports.material import load
 from tasks.runs import listing, outcome
 from tests.tasks import made_up
@@ -138,11 +138,11 @@ def test_classes_are_the_worst_first_and_the_largest_confusion_is_named():
     logits[np.arange(150), labels] = 5
     logits[100:140] = [0, 9, 0]
     made = load(made_up.run(labels, logits, class_names=("dog", "cat", "wolf")))
-    (by_class,) = tables(page.by_class(made))
+    (by_class,) = tables(sections.by_class(made))
     report = sklearn.metrics.classification_report(labels, logits.argmax(1), output_dict=True)
     assert [row[0] for row in cells(by_class)] == ["wolf", "cat", "dog"]
     assert cells(by_class)[0][1:] == [f"{report['2'][key]:.4f}" for key in ("precision", "recall", "f1-score")] + ["50"]
-    (pairs,) = tables(page.confusion(made))
+    (pairs,) = tables(sections.confusion(made))
     assert cells(pairs) == [["wolf", "cat", "40", "80.0%"]]
 
 
@@ -150,7 +150,7 @@ def test_classes_are_the_worst_first_and_the_largest_confusion_is_named():
 def test_a_matrix_of_many_classes_is_no_wider_than_a_page_and_its_names_do_not_overlap(num):
     labels, logits = made_up.classification(2 * num, num)
     names = tuple(f"a rather long name of the class {place}" for place in range(num))
-    drawn = str(page.confusion(load(made_up.run(labels, logits, {}, names))).blocks[0].charts[0].svg())
+    drawn = str(sections.confusion(load(made_up.run(labels, logits, {}, names))).blocks[0].charts[0].svg())
     width = float(re.search(r'width="(\d+)"', drawn)[1])
     assert width <= 1160
     rows = [float(y) for y in re.findall(r'text-anchor: end[^>]* y="([\d.]+)"[^>]*>a rather', drawn)]
@@ -162,7 +162,7 @@ def test_the_most_confident_mistake_is_the_first_picture():
     labels, logits = np.zeros(40, np.int64), np.tile(np.float32([2, 0, 0]), (40, 1))
     logits[7], logits[9] = [0, 3, 0], [0, 0, 9]
     features = made_up.arrays(40)
-    section = page.mistakes(load(made_up.run(labels, logits, features)))
+    section = sections.mistakes(load(made_up.run(labels, logits, features)))
     shown, table = section.blocks
     assert [picture.caption for picture in shown.pictures] == [
         ("true: class 0", "predicted: class 2, 100.0%"), ("true: class 0", "predicted: class 1, 90.9%"),
@@ -183,11 +183,11 @@ def test_the_most_confident_mistake_is_the_first_picture():
 def test_the_largest_errors_and_the_most_wrong_labels_come_first():
     labels, outputs = regression(50)
     outputs[17] = labels[17] + 1000
-    (table,) = page.mistakes(load(made_up.run(labels, outputs, made_up.arrays(50, ("numbers",))))).blocks
-    assert cells(table)[0][:3] == ["17", f"{labels[17, 0]:.6g}", f"{outputs[17, 0]:.6g}"]
+    (table,) = sections.mistakes(load(made_up.run(labels, outputs, made_up.arrays(50, ("numbers",))))).blocks
+    assert cells(table)[0][:3] == ["17", f"{labels[17, 0]:,.6g}", f"{outputs[17, 0]:,.6g}"]
     labels, outputs = multilabel(50)
     labels[3], outputs[3] = [1, 0, 1], [9, -9, -9]
-    (table,) = page.mistakes(load(made_up.run(labels, outputs, made_up.arrays(50, ("numbers",))))).blocks
+    (table,) = sections.mistakes(load(made_up.run(labels, outputs, made_up.arrays(50, ("numbers",))))).blocks
     assert cells(table)[0][:3] == ["3", "class 2", "0.0% for class 2"]
 
 
@@ -199,7 +199,7 @@ def test_a_part_on_which_a_model_fails_is_the_first_slice_with_its_interval():
     in_basel = features["categories"][:, 0] == 3
     wrong = np.flatnonzero(in_basel)[: int(in_basel.sum() * 0.75)]
     logits[wrong] = logits[wrong][:, ::-1]
-    (table, *others) = tables(page.by_slice(load(made_up.run(labels, logits, features))))
+    (table, *others) = tables(sections.by_slice(load(made_up.run(labels, logits, features))))
     name, count_shown, accuracy, interval = cells(table)[0]
     right = in_basel.copy()
     right[wrong] = False
@@ -240,7 +240,7 @@ def test_small_images_of_which_a_model_is_unsure_are_a_slice():
         quality = records.DataQuality(arrays=arrays, looked_at={"test": 200}, checks={}, pictures=())
         records.save(quality, load(run).folder.parents[2] / "data/made/report" / prepared_data.QUALITY)
         np.save(load(run).folder.parents[2] / "data/made/report" / prepared_data.SIZES, kept)
-        found = [row[0] for table in tables(page.by_slice(load(run))) for row in cells(table)]
+        found = [row[0] for table in tables(sections.by_slice(load(run))) for row in cells(table)]
         return sorted(name for name in found if name.startswith("original pixels of image"))
 
     own = prepared_data.arrays_of(load(run).prepared)
@@ -275,21 +275,21 @@ def test_of_a_regression_the_worst_slice_has_the_largest_error():
     old = made_up.arrays(400, ("numbers",))
     worst = old["numbers"][:, 0] >= np.quantile(old["numbers"][:, 0], 0.75)
     outputs[worst] += 40
-    table = tables(page.by_slice(load(made_up.run(labels, outputs, old))))[0]
+    table = tables(sections.by_slice(load(made_up.run(labels, outputs, old))))[0]
     assert cells(table)[0][0].startswith("age: ")
     assert cells(table)[0][2] == f"{np.abs(outputs - labels)[worst].astype(np.float64).mean():.4f}"
 
 
 def test_predicted_and_true_values_are_drawn_for_a_sample_of_many():
     labels, outputs = regression(3000)
-    (figure,) = page.parity(load(made_up.run(labels, outputs, {}))).blocks
+    (figure,) = sections.parity(load(made_up.run(labels, outputs, {}))).blocks
     (chart,) = figure.charts
     assert len(chart.figure.axes[0].lines[0].get_xdata()) == 1000
     assert "The plot shows 1,000 of 3,000" in figure.caption
 
 
 def test_the_curves_have_their_checkpoints_and_a_gap_where_there_is_no_number():
-    section = page.curves(load(made_up.run(*made_up.classification())))
+    section = sections.curves(load(made_up.run(*made_up.classification())))
     (figure,) = section.blocks
     assert "A dashed line is a checkpoint: evaluated, latest at step 30; best at step 20." in figure.caption
     train, validation, *marks = figure.charts[0].figure.axes[0].lines
@@ -409,7 +409,7 @@ def test_a_report_without_predictions_says_what_it_cannot_show():
     run = made_up.run(*made_up.classification())
     (config.project_root() / run.folder / "evaluation" / "30.npz").unlink()
     said = Parsed(page.write(run).page.read_text(encoding="utf-8")).said
-    assert "because the model's outputs for the test examples are" in said
+    assert "The model's outputs for the test examples are missing" in said
     assert "Confusion matrix" in said
     assert "Slices" not in said
     assert "Partial report" not in said
@@ -422,8 +422,8 @@ def test_other_data_than_those_of_the_evaluation_are_not_shown_as_its_mistakes()
     manifest.write_text(manifest.read_text().replace('test_labels.npy": "data', 'test_labels.npy": "other'))
     made = load(run)
     assert made.test is None
-    assert "The test rows have changed" in page.mistakes(made).blocks[0].text
-    assert {row[0].partition(":")[0] for row in cells(tables(page.by_slice(made))[0])} == {"class"}
+    assert "The test rows have changed" in sections.mistakes(made).blocks[0].text
+    assert {row[0].partition(":")[0] for row in cells(tables(sections.by_slice(made))[0])} == {"class"}
     manifest.unlink()
     said = Parsed(page.write(run).page.read_text(encoding="utf-8")).said
     assert "The data are missing" in said

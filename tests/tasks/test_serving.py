@@ -64,7 +64,7 @@ def images(tmp_path_factory):
 
 def test_a_file_that_describes_a_model_larger_than_the_memory_is_refused_before_it_is_built(tmp_path):
     write_huge_model(file := tmp_path / "huge.keras")
-    said = r"huge.keras describes a model whose variables take 8,000,000,000,000 bytes"
+    said = r"huge.keras describes a model whose variables take 8.0 TB"
     for module, code in ((None, None), ("json", tmp_path)):
         with pytest.raises(UserError, match=said):
             RawModel(TrainedModel("huge.keras", file, None, None, module, code))
@@ -343,13 +343,13 @@ def test_the_version_that_an_alias_is_at_answers_and_the_last_one_while_there_is
 
     client.set_registered_model_alias(name, "champion", "1")
     assert look() == f"{name}/1"
-    assert f"{name}/1 is served now, in place of {name}/2" in caplog.text
+    assert f"now serving {name}/1 instead of {name}/2" in caplog.text
     place = store.rename(store.with_name("away.db"))
     assert look() == f"{name}/1"
     assert served.trouble.startswith(f"{address} cannot be looked up (")
-    assert caplog.text.count("is still served") == 1
+    assert caplog.text.count("Still serving") == 1
     look()
-    assert caplog.text.count("is still served") == 1, "told once"
+    assert caplog.text.count("Still serving") == 1, "told once"
     place.rename(store)
     assert look() == f"{name}/1"
     assert (served.trouble, caplog.text.count("can be looked up again")) == (None, 1)

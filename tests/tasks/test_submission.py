@@ -262,7 +262,7 @@ def test_the_jobs_of_a_parameter_server_are_told_by_rank(root, monkeypatch):
     }
     monkeypatch.setenv("STRATAGEM_POD_ADDRESSES", "a:40001,b:40002,c:40003")
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
-    with pytest.raises(UserError, match="with the chief these are 4 processes, and the Indexed Job has 3"):
+    with pytest.raises(UserError, match="with the chief these are 4 processes, but the Indexed Job has 3"):
         pods.members(settings.strategy)
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
     with pytest.raises(UserError, match="not a pod of an Indexed Job"):

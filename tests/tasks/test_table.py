@@ -774,8 +774,8 @@ REFUSED = [
         {},
         "dataset.target = 'y': no value in 1 of 4 rows. Counted without the header, they are 4. Fix them",
     ),
-    (SMALL.replace("4,b,yes", "4,b,no"), {}, "the class 'yes' has 1 of the examples"),
-    (SMALL.replace("yes", "no"), {}, "has one value alone, 'no': a classification needs two classes"),
+    (SMALL.replace("4,b,yes", "4,b,no"), {}, "the class 'yes' has too few examples (1)"),
+    (SMALL.replace("yes", "no"), {}, "has only the value 'no': a classification needs two classes"),
     (SMALL, {"group": "word", "validation": 0.1}, "has 2 values, but 3 splits need at least one each"),
     (SMALL, {"weight": "word"}, "has the value 'a' in row 1, counted without the header"),
     (SMALL.replace("3,a", "-3,a"), {"weight": "x"}, "dataset.weight = 'x': has a value below 0 in row 3"),
@@ -792,7 +792,7 @@ REFUSED = [
     (
         frame_of().assign(x=[""] * 20),
         {},
-        "no column is left to learn from. What they were taken for: task classification",
+        "no column is left to learn from. Their kinds: task classification",
     ),
     (
         frame_of().assign(x=["one"] * 20),
@@ -801,7 +801,7 @@ REFUSED = [
     ),
     (frame_of(a=[None] * 20), {"columns": {"a": "number"}}, "no row of the training split has a value"),
     (frame_of(a=[None] * 20), {"columns": {"a": "category"}}, "no row of the training split has a value"),
-    (frame_of(w=[0] * 20), {"weight": "w"}, "no row of the training split counts"),
+    (frame_of(w=[0] * 20), {"weight": "w"}, "all rows of the training split have the weight 0"),
     (frame_of(z=[1e39, *range(19)]), {"target": "z", "task": "regression"}, "header, which does not fit"),
     (
         frame_of(part=["train", "test"] * 10, who=["a"] * 20),
@@ -815,7 +815,7 @@ REFUSED = [
     (
         frame_of(b=[0, 2] * 10, c=[0, 1] * 10),
         {"target": "b,c", "task": "multilabel"},
-        "has in row 2 2, and labels are 0",
+        "has 2 in row 2, but labels are 0",
     ),
 ]
 

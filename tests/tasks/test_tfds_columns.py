@@ -395,7 +395,7 @@ def test_examples_without_a_class_are_left_out_and_counted(add, capsys):
 
 
 def test_a_text_of_its_own_for_each_example_is_no_class(add):
-    with pytest.raises(UserError, match="its 50 examples have 50 different texts to learn, too many for classes"):
+    with pytest.raises(UserError, match="its 50 examples have 50 different texts as targets, too many for classes"):
         add("Captions")
 
 

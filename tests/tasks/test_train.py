@@ -736,7 +736,7 @@ def test_a_worker_with_other_settings_or_data_than_the_chiefs_is_refused(tiny, t
         assert len(received) == 1, "before a model is made"
         message, end = str(error.value).split(": give every member of the cluster ")
         assert end == "the same command, the same code and packages, and the same data"
-        return message.removeprefix("worker 1 was started with ").split(", and the chief with ")
+        return message.removeprefix("worker 1 was started with ").split(", but the chief with ")
 
     assert refused(with_settings=sgd) == [f"settings {told(sgd)}", f"settings {told(settings)}"]
     assert refused(data=tiny.model_copy(update={"data_version": version})) == [f"data {version}", "data None"]
@@ -758,7 +758,7 @@ def test_a_damaged_array_is_refused_before_anything_else(tiny, train, project):
     path.write_bytes(content)
     with pytest.raises(
         UserError,
-        match=r"train_images.npy: damaged, its sha256 is .* stratagem data prepare --set dataset.name=tiny --force",
+        match=r"train_images.npy: damaged: its sha256 is .* stratagem data prepare --set dataset.name=tiny --force",
     ):
         train(tiny)
     assert {path.name for path in (project / "mlruns").rglob("*")} == {".gitkeep", "code.json"}, "as before"

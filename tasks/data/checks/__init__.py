@@ -102,8 +102,8 @@ def judge(
     ]
     if refused:
         raise UserError(
-            f"data/{dataset.name} is refused by its checks. {'. '.join(refused)}. Fix the source, or let the check "
-            f"warn: checks: {{{refused[0].partition(':')[0]}: warn}} of the dataset, in data/{dataset.name}/params.yaml"
+            f"the checks reject data/{dataset.name}. {'. '.join(refused)}. Fix the source, or let the check only warn: "
+            f"set checks: {{{refused[0].partition(':')[0]}: warn}} under dataset in data/{dataset.name}/params.yaml"
         )
     report.mkdir()
     results = {name: _drawn(name, one, data, report) for name, one in results.items()}
@@ -170,4 +170,4 @@ def _print_findings(name: str, prepared: PreparedDataset, quality: DataQuality) 
         if looked < prepared.splits[split].num_examples
     ]
     if cut:
-        print(f"the checks looked at {listed(cut)}, evenly spread", file=sys.stderr)
+        print(f"the checks examined {listed(cut)}, evenly spaced", file=sys.stderr)

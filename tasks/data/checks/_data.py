@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tasks.data import prepared_data
 from tasks.data.checks import _hashes
 from tasks.records import ColumnStatistics, DataStatistics, PreparedDataset
-from tasks.system import background, machine
+from tasks.system import background, machine, units
 
 MOST_ROWS = 1_000_000
 MOST_BYTES = 2 * 2**30
@@ -161,7 +161,7 @@ class Data:
             return self.class_names[int(label)]
         if task == "multilabel":
             return ", ".join(name for name, own in zip(self.class_names, label, strict=True) if own) or "none"
-        return ", ".join(f"{value:.6g}" for value in label)
+        return ", ".join(map(units.number, label))
 
     def named(self, split: str, row: int) -> str:
         """Return the name of an example in the source, else its row."""
@@ -202,7 +202,9 @@ class Data:
         parts = []
         for name in self.features("number"):
             values = self.array(split, name)[row].tolist()
-            parts += [f"{column} {value:.4g}" for column, value in zip(self.columns(name), values, strict=True)]
+            parts += [
+                f"{column} {units.number(value, 4)}" for column, value in zip(self.columns(name), values, strict=True)
+            ]
         for name in self.features("category", "text"):
             texts, values = self.vocabularies[name], self.array(split, name)
             if self.prepared.features[name].kind == "text":

@@ -14,7 +14,7 @@ def _find(data: Data) -> Found:
     places = data.where(np.flatnonzero(is_constant))
     return Found(
         value=len(places) / max(1, data.num_rows),
-        text=f"{len(places):,} of {data.num_rows:,} examples show nothing (one colour, no known word, equal numbers)",
+        text=f"{len(places):,} of {data.num_rows:,} examples are empty (one colour, no known word, equal numbers)",
         offenders=offenders(data, places),
         num_offenders=len(places),
     )

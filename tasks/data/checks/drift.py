@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from tasks.data.checks import Check, Data, Found, Offender
 from tasks.records import ColumnStatistics
+from tasks.system import units
 
 CHANCE = 0.001
 """Differences with at least this p-value count as 0."""
@@ -88,7 +89,7 @@ def _words(before: ColumnStatistics, now: ColumnStatistics) -> str:
     if before.mean is not None and now.mean is not None and before.deviation is not None and now.deviation is not None:
         pooled = np.sqrt((before.deviation**2 + now.deviation**2) / 2)
         size = f", Cohen's d {(now.mean - before.mean) / pooled:+.2f}" if pooled else ""
-        return f"mean {before.mean:.4g} -> {now.mean:.4g}{size}"
+        return f"mean {units.number(before.mean, 4)} -> {units.number(now.mean, 4)}{size}"
     shares = _frequencies(before, now)
     place = int(np.abs(shares[1] - shares[0]).argmax())
     name = list(before.counts | now.counts)[place]

@@ -35,10 +35,10 @@ def as_taken(takes: Mapping[str, tuple[tuple[Any, ...], Any]], arrays: Mapping[s
         same_kind = array.dtype.kind in ("iu" if dtype.kind in "iu" else "iuf")
         if not array.ndim or array.shape[1:] != shape or not same_kind:
             wanted = f"{dtype} (n, {', '.join(map(str, shape))})"
-            raise ValueError(f"'{name}' is {array.dtype} {array.shape}, and {who} takes {wanted}")
+            raise ValueError(f"'{name}' is {array.dtype} {array.shape}, but {who} takes {wanted}")
         bounds = np.iinfo(dtype) if dtype.kind in "iu" and array.size else None
         if bounds is not None and (array.min() < bounds.min or array.max() > bounds.max):
-            raise ValueError(f"'{name}' has numbers beyond {dtype}, which {who} takes")
+            raise ValueError(f"'{name}' has numbers outside {dtype}, which {who} takes")
         found[name] = array.astype(dtype, copy=False)
     return found
 

@@ -156,7 +156,7 @@ class Reader:
         for name in inputs:
             path = self.folder / name
             if name != "-" and path.is_dir() and not takes_folders:
-                raise BadInput(f"'{name}' is a folder, and this model takes {self.wanted.in_words}")
+                raise BadInput(f"'{name}' is a folder, but this model takes {self.wanted.in_words}")
             is_table = path.suffix.lower() in TABLES and self.wanted.columns
             if not (name == "-" or takes_folders or is_table or path.suffix.lower() in ARRAYS):
                 raise BadInput(f"'{name}': this model takes {self.wanted.in_words}")
@@ -322,7 +322,7 @@ class Reader:
         try:
             found = load_arrays(path, features)
         except BadInput as error:
-            raise BadInput(f"'{name}' {error}, and this model takes {self.wanted.in_words}") from None
+            raise BadInput(f"'{name}' {error}, but this model takes {self.wanted.in_words}") from None
         if len(features) == len(found) == 1:  # Whatever it is called.
             found = dict(zip(features, found.values(), strict=True))
         if absent := [one for one in features if one not in found]:

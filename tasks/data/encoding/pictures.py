@@ -118,11 +118,11 @@ def _eight_bits(image: Any) -> Any:
     from PIL import Image
 
     if image.mode == "F":
-        raise ValueError("its pixels are fractions: save it with 8 or 16 bits a channel")
+        raise ValueError("its pixels are fractions: save it with 8 or 16 bits per channel")
     if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255.
         values = np.asarray(image)
         if values.min() < 0 or values.max() > SIXTEEN_BITS:
-            raise ValueError("its pixels are numbers of 32 bits: save it with 8 or 16 bits a channel")
+            raise ValueError("its pixels have 32 bits: save it with 8 or 16 bits per channel")
         return Image.fromarray((values // 257).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")

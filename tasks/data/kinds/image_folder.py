@@ -141,13 +141,13 @@ def _scan(dataset: config.ImageFolder) -> tuple[list[_Image], str | None]:
         if different := sorted(own ^ classes["train"]):
             others = {name: one for name, one in splits.items() if one != split}
             raise UserError(
-                f"dataset.source = '{source}': the classes of '{split}' are not those of 'train': "
-                f"{listed(different)} {'is' if len(different) == 1 else 'are'} in one of them only. "
+                f"dataset.source = '{source}': '{split}' and 'train' have different classes: "
+                f"{listed(different)} {'is' if len(different) == 1 else 'are'} in only one of them. "
                 f"Give both the same folders, or leave '{split}' out: {_as_setting(others)}. {IF_CLASSES}"
             )
         if len(own) < 2:
             raise UserError(
-                f"dataset.source = '{source}': '{split}' needs a folder for each of two classes or more, and has "
+                f"dataset.source = '{source}': '{split}' needs folders for at least two classes, but has "
                 f"{', '.join(own) or 'none'}. {ALLOWED}{source_files.tables_hint(source)}"
             )
         if empty := sorted(own - {image.label for image in images if image.split == split}):
@@ -199,7 +199,7 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
         elif "train" not in found:
             wrong = "it has splits, but no folder 'train'"
         elif len(found) < len(named):
-            wrong = f"of {', '.join(named)} two are one split. Keep one"
+            wrong = f"two of {', '.join(named)} are the same split. Keep one"
         if wrong:
             raise UserError(f"{where}: {wrong}. {ALLOWED}; or set the split of each: {_as_splits(named)}. {IF_CLASSES}")
         told = ", ".join(f"{name} is {split}" for name, split in named.items())

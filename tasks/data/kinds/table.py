@@ -69,7 +69,7 @@ def guess(dataset: config.Table) -> tuple[config.Table, list[str]]:
         # Refused here, because only the guesses contain the reasons; params.yaml does not.
         taken = cut("; ".join(" ".join(line.split()) for line in lines[1:]), 300)
         raise UserError(
-            f"dataset.source = '{dataset.source}': no column is left to learn from. What they were taken for: {taken}. "
+            f"dataset.source = '{dataset.source}': no column is left to learn from. Their kinds: {taken}. "
             "Set the kind of one: --set dataset.columns.NAME=number, datetime, category, text or image"
         )
     return filled, [*said, *lines]
@@ -108,7 +108,7 @@ def of_rows(table: "ScannedTable") -> Examples:
         return np.flatnonzero(parts == NAMES.index(split))
 
     if table.weights is not None and not table.weights[rows_of("train")].any():
-        raise table.refuse("weight", "no row of the training split counts: all have 0")
+        raise table.refuse("weight", "all rows of the training split have the weight 0")
     features, vocabularies = features_of(dataset, _fitted(table, parts), table.shapes)
     held_out = None
     if "test" in made and dataset.time is None:
@@ -337,7 +337,7 @@ class ScannedTable:
         used = np.flatnonzero(np.bincount(places[self.usable]))
         names = sort_classes([texts[place] for place in used.tolist()])
         if len(names) < 2:
-            raise self.refuse("target", f"has one value alone, '{names[0]}': a classification needs two classes")
+            raise self.refuse("target", f"has only the value '{names[0]}': a classification needs two classes")
         numbers = {name: number for number, name in enumerate(names)}
         of_text = np.array([numbers.get(text, 0) for text in texts], np.min_scalar_type(len(names)))
         return names, of_text[places]
@@ -350,7 +350,7 @@ class ScannedTable:
                 row, place = np.argwhere(wrong)[0].tolist()
                 raise self.refuse(
                     "target",
-                    f"the column '{dataset.target[place]}' has in row {row + 1} {numbers[row, place]:g}, and labels "
+                    f"the column '{dataset.target[place]}' has {numbers[row, place]:g} in row {row + 1}, but labels "
                     "are 0 or 1. For other numbers, set dataset.task=regression",
                 )
             return list(dataset.target), np.nan_to_num(numbers).astype(np.uint8)

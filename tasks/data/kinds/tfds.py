@@ -87,7 +87,7 @@ def _open(dataset: config.Tfds) -> tuple[DatasetManifest, Any]:
         builder = builders.build(manifest.name, manifest.version, root / manifest.folder)
         if builder.is_prepared():
             return manifest, builder
-    raise UserError(f"{raw.relative_to(root)} does not hold {dataset.name}: {_again(dataset)}")
+    raise UserError(f"{raw.relative_to(root)} does not contain {dataset.name}: {_again(dataset)}")
 
 
 def _again(dataset: config.Tfds) -> str:
@@ -222,8 +222,8 @@ def _of_columns(dataset: config.Tfds, builder: Any) -> Examples:
     total = sum(one.num_examples for one in builder.info.splits.values())
     if found.target_kind == "text" and made.target.num_outputs * 2 > total:
         raise UserError(
-            f"dataset {dataset.name}: its {total:,} examples have {made.target.num_outputs:,} different texts to "
-            "learn, too many for classes: choose a builder whose texts are classes"
+            f"dataset {dataset.name}: its {total:,} examples have {made.target.num_outputs:,} different texts as "
+            "targets, too many for classes: choose a builder whose texts are classes"
         )
     if found.target_kind == "class":
         made = with_class_names(made, found.class_names)

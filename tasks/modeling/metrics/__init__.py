@@ -132,9 +132,9 @@ def _own_metric(name: str, key: str) -> Metric:
     function = own_code.load(name, key)
     which: Any = getattr(function, "better", "higher")
     if which not in get_args(Better):
-        raise UserError(f"{key} = '{name}': its attribute better is {which!r}. Allowed: 'higher' or 'lower'")
+        raise UserError(f"{key} = '{name}': its attribute `better` is {which!r}. Allowed: 'higher' or 'lower'")
     if name.startswith("val_"):
-        raise UserError(f"{key} = '{name}': Keras takes val_ for a metric of the validation. Rename the module")
+        raise UserError(f"{key} = '{name}': Keras reads val_ as the prefix of a validation metric. Rename the module")
 
     def each(labels: Any, outputs: Any) -> Any:
         import keras
@@ -220,7 +220,7 @@ def in_training(settings: config.Settings, prepared: PreparedDataset) -> dict[st
                 many = "classes" if target.task == "classification" else "labels"
                 raise UserError(
                     f"{what}: {prepared.name} has {target.num_outputs:,} {many}, and a training measures {name} of at "
-                    f"most {most:,}, for the memory that its counts take. Give another metric; the evaluation has "
+                    f"most {most:,}, because its counts take memory. Give another metric; the evaluation has "
                     f"test/{name}"
                 )
     wanted = {HEADLINES[target.task], *asked.values()}
@@ -231,7 +231,7 @@ def _check_outputs(what: str, metric: Metric, prepared: PreparedDataset) -> None
     """Refuse a metric that is always 1."""
     if (count := prepared.target.num_outputs) <= metric.more_outputs_than:
         raise UserError(
-            f"{what}: {prepared.name} has {count} classes, of which each example has one among the "
+            f"{what}: {prepared.name} has {count} classes, so the right one is always among the "
             f"{metric.more_outputs_than} largest. Give accuracy, or a K below {count}"
         )
 

@@ -23,7 +23,7 @@ import numpy as np
 from tasks import config
 from tasks.modeling import own_code
 from tasks.records import Feature, PreparedDataset, as_input
-from tasks.system import machine, upstream
+from tasks.system import machine, units, upstream
 from tasks.system.errors import UserError, last_line, one_line, one_of
 
 
@@ -140,7 +140,7 @@ def _refuse_unfit(
     only = getattr(sys.modules[function.__module__], "NORMALIZATION", normalization)
     if only != normalization:
         raise UserError(
-            f"input.normalization = {normalization}: model.name = '{model.name}' takes images of no other than "
+            f"input.normalization = {normalization}: model.name = '{model.name}' works only with "
             f"'{only}'. Give input.normalization={only}"
         )
 
@@ -215,5 +215,6 @@ def load(what: str, path: Path, advice: str, own_code: bool) -> Any:
         lacks = advice if "Could not locate" in str(error) else ""
         raise UserError(f"{what}: Keras cannot load {path} ({last_line(error)}){lacks}") from error
     raise UserError(
-        f"{what}: {path} describes a model whose variables take {wanted:,} bytes, and {free:,} bytes of memory are free"
+        f"{what}: {path} describes a model whose variables take {units.size(wanted)}, but only {units.size(free)} of "
+        "memory are free"
     )

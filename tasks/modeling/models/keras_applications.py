@@ -40,7 +40,7 @@ def build(
     """
     makes = getattr(keras.applications, architecture, None)
     if not inspect.isfunction(makes):
-        raise ValueError(f"'{architecture}' is none of keras.applications: {', '.join(architectures())}")
+        raise ValueError(f"'{architecture}' is not in keras.applications: {', '.join(architectures())}")
     if input_shape[2] not in (1, 3):
         raise ValueError("it takes images of 1 or 3 channels")
     coloured = (*input_shape[:2], 3)

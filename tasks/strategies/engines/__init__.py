@@ -220,7 +220,7 @@ def member_of_rank(section: config.AnyCluster, addresses: Sequence[str], rank: i
     if section.chief_gives_work and count != section.num_processes:
         raise UserError(
             f"strategy.workers = {section.workers} and strategy.ps = {section.jobs(section.workers)['ps']}: with the "
-            f"chief these are {section.num_processes} processes, and {source} has {count}. Start as many, or use "
+            f"chief these are {section.num_processes} processes, but {source} has {count}. Start as many, or use "
             "other settings"
         )
     tasks = tasks_of(section, count - (section.num_processes - section.workers))

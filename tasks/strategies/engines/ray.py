@@ -306,7 +306,7 @@ def _reserve(
         if count is None:
             if time.monotonic() - began > MISSING_SECONDS:
                 raise UserError(
-                    f"strategy.launcher = 'ray': {counts[-1] + others} processes of {words} each are needed, and the "
+                    f"strategy.launcher = 'ray': {counts[-1] + others} processes of {words} each are needed, but the "
                     f"{len(nodes)} nodes of the cluster have room for {room}. Start more nodes, or give fewer "
                     "strategy.workers, strategy.min_workers or strategy.cpus"
                 )

@@ -50,10 +50,10 @@ def test_what_is_frozen_keeps_its_bits_and_its_averages(tiny, train):
     [
         (
             "[logit]",
-            r"'logit' matches the whole name of no layer. The layers with weights are: conv1a, norm1a, conv1b, ",
+            r"no layer's whole name matches 'logit'. The layers with weights are: conv1a, norm1a, conv1b, ",
         ),
-        ("[vgg]", r"'vgg' matches the whole name of no layer. The layers with weights are: .*norm2b, logits$"),
-        ("[pool1]", "'pool1' matches the whole name of no layer"),
+        ("[vgg]", r"no layer's whole name matches 'vgg'. The layers with weights are: .*norm2b, logits$"),
+        ("[pool1]", "no layer's whole name matches 'pool1'"),
         ("['.*']", r"model.freeze = \['\.\*'\] leaves nothing to be trained"),
     ],
 )
@@ -205,7 +205,7 @@ def test_what_keras_cannot_load_is_one_message(tiny, project):
     with pytest.raises(UserError, match=r"Keras cannot load .*Could not locate .*Register your own classes"):
         begun(tiny)
     write_huge_model("start.keras")
-    said = r"model.initial = start.keras: .*start.keras describes a model whose variables take 8,000,000,000,000 bytes"
+    said = r"model.initial = start.keras: .*start.keras describes a model whose variables take 8.0 TB"
     with pytest.raises(UserError, match=said):
         begun(tiny)
     inputs = keras.Input((8, 8, 1))
