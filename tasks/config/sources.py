@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -166,7 +167,9 @@ def read_texts(texts: Sequence[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise UserError(f"--set {cut(text)}: write it as section.key=value, such as --set train.epochs=3")
-        values[key.strip()] = _read_text(value, f"--set {cut(text)}")
+        # One sign is a delimiter or the like, even if YAML gives it another meaning.
+        is_sign = re.fullmatch(r"[^\w\s~]", value) is not None
+        values[key.strip()] = value if is_sign else _read_text(value, f"--set {cut(text)}")
     return values
 
 

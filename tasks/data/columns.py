@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from itertools import islice
+from itertools import compress, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,9 +32,12 @@ WORDS_OF_A_TEXT = 3
 UNSPACED_CHARACTER = re.compile(f"[{cells.UNSPACED}]")
 FEWEST = 10
 """The fewest rows in which distinct values suggest an identifier."""
+MAX_UNITS = 3
+WITH_UNIT = re.compile(rf"{cells.CURRENCY}?[+-]?\d+(?:[.,]\d+)*\s*(°?[^\W\d_]+(?:/[^\W\d_]+)?|°)")
 PICTURES = re.compile(r".+\.(png|jpe?g|bmp|gif|webp)", re.IGNORECASE)
 ID_NAMES = re.compile(
-    r"(.*[_\W])?(id|index|key|no|nr|uuid|guid|row|column 1)|.*[a-z]I[dD]|unnamed: \d+|__index_level_\d+__",
+    r"(.*[_\W])?(ids?|index|key|no|nr|num|number|code|account|order|invoice|ticket|serial|uuid|guid|row|rowid|column 1)"
+    r"|.*nummer|.*[a-z]I[dD]s?|unnamed: \d+|__index_level_\d+__",
     re.IGNORECASE,
 )
 """Names of columns that number the rows or identify their subjects."""
@@ -45,7 +48,7 @@ EXACT = 2**53
 """float64 cannot represent all larger whole numbers, so a column with such values is an identifier."""
 TIMES = (
     "", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M%p", " %I:%M:%S %p", "T%H:%M:%S", ", %H:%M",
-    ", %H:%M:%S", ", %I:%M %p", ", %I:%M:%S %p",
+    ", %H:%M:%S", ", %I:%M %p", ", %I:%M:%S %p", " %H:%M:%S %Z", " %H:%M:%S.%f %Z",
 )  # fmt: skip
 DATES = (
     "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%d/%m/%y",
@@ -53,9 +56,10 @@ DATES = (
     "%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%B %d %Y", "%d-%b-%Y", "%d-%b-%y", "%d %b %y", "%A, %B %d, %Y",
     "%A, %d %B %Y", "%a, %d %b %Y", "%b %Y", "%B %Y", "%b-%y", "%m/%Y", "%Y年%m月%d日",
 )  # fmt: skip
-FORMATS = (*(f"{day}{time}" for day in DATES for time in TIMES), "%a %b %d %H:%M:%S %Y")
-"""Common formats of dates besides ISO 8601."""
-LETTERS = re.compile("%[AaBbp]|T")
+CLOCKS = ("%H:%M:%S", "%H:%M:%S.%f", "%H:%M", "%I:%M %p", "%I:%M:%S %p")
+FORMATS = (*(f"{day}{time}" for day in DATES for time in TIMES), *CLOCKS, "%a %b %d %H:%M:%S %Y")
+"""Common formats of dates and of times of day besides ISO 8601."""
+LETTERS = re.compile("%[AaBbpZ]|T")
 """Marks a format that contains letters."""
 WHOLE_NUMBER = re.compile(r"[+-]?\d+(\.0+)?")
 COMPACT_DATE = re.compile(r"(19|20)\d{6}")
@@ -119,8 +123,9 @@ def _check_roles(dataset: config.Table, file: TableFile) -> None:
     for key, names in keys.items():
         for name in names:
             if name not in file.names:
+                header = ". If its first line is not a header: --set dataset.header=null" if file.header_lines else ""
                 raise UserError(
-                    f"dataset.{key}: {one_of('column', name, file.names)} (dataset.source = '{file.source}')"
+                    f"dataset.{key}: {one_of('column', name, file.names)} (dataset.source = '{file.source}'){header}"
                 )
     learned = {name: f"of kind {kind} in dataset.columns" for name, kind in given.items() if kind != "ignore"}
     for name, what in (learned | dict.fromkeys(dataset.target, "dataset.target")).items():
@@ -276,9 +281,12 @@ def _look(file: TableFile, names: Iterable[str], dataset: config.Table) -> dict[
             found[name] += cells.rows_of(values[: LOOKED_AT - len(found[name])])
         if num_rows_of(found) >= LOOKED_AT:
             break
+    missing_in = {name: cells.is_missing(values, dataset.not_missing) for name, values in found.items()}
+    kept = ~np.all(list(missing_in.values()), 0)  # Not a row without any value.
     samples = {}
     for name, values in found.items():
-        missing = cells.is_missing(values, dataset.not_missing).tolist()
+        missing = missing_in[name][kept].tolist()
+        values = list(compress(values, kept))
         present = [value for value, absent in zip(values, missing, strict=True) if not absent]
         stripped = [value.strip() if isinstance(value, str) else value for value in present]
         told = [value for value in stripped if not cells.is_no_number(value)]
@@ -311,7 +319,10 @@ def _decimal(dataset: config.Table, looked: Iterable[_Sample], delimiter: str) -
         marked = [text for text in texts if "," in text or "." in text]
         if not marked or (sample.name in dataset.target and dataset.separator is not None):
             continue
-        readings = [decimal for decimal in ".," if replace(sample, told=texts, decimal=decimal).are_numbers(MISTAKES)]
+        readings: list[str] = []
+        for most in (0.0, MISTAKES):  # A reading with mistakes counts only if no other one fits all values.
+            fitting = (mark for mark in ".," if replace(sample, told=texts, decimal=mark).are_numbers(most))
+            readings = readings or [*fitting]
         with_currency = len(readings) > 1 and re.search(cells.CURRENCY, "\n".join(marked)) is not None
         if len(readings) == 1:
             found[readings[0]][sample.name] = marked[0]
@@ -376,8 +387,14 @@ def _kind(sample: _Sample, dataset: config.Table) -> _Guess:
     if length >= WORDS_OF_A_TEXT and distinct > len(present) / 2 and has_letters:
         are_spaced = all(text == one for text, one in unspaced.items())
         return _Guess("text", "" if are_spaced else "each character is a word, as there are no spaces")
+    units = {found and found[1] for found in map(WITH_UNIT.fullmatch, texts)}
+    why = ""
+    if len(units) <= MAX_UNITS and None not in units:
+        why = f"words, because the numbers have {listed(sorted(map(repr, units)))} after them"
     if distinct == len(values) and len(values) >= FEWEST:
-        return _Guess("ignore", "a different value in each row")
+        return _Guess("ignore", "; ".join(["a different value in each row", *filter(None, [why])]))
+    if why:
+        return _Guess("category", why)
     if {text.lower() for text in texts} <= splits.WORDS.keys():
         return _Guess("category", f"names of splits: --set dataset.split_column={name} uses them")
     words = [value for value in told if isinstance(value, str)]
@@ -395,8 +412,11 @@ def _kind_of_numbers(sample: _Sample, dataset: config.Table) -> _Guess:
     # Only plain whole numbers without a missing value can be identifiers.
     if len(present) == count and all(map(WHOLE_NUMBER.fullmatch, map(str.strip, map(str, present)))):
         numbers = np.array([float(value) for value in present])
-        if (len(numbers) >= FEWEST and len(set(np.diff(numbers))) == 1) or sample.name.lower() in ("index", "column 1"):
+        steps = np.diff(numbers)
+        if (len(numbers) >= FEWEST and len(set(steps)) == 1) or sample.name.lower() in ("index", "column 1"):
             return _Guess("ignore", "a row number")
+        if len(numbers) >= FEWEST and ((steps > 0).all() or (steps < 0).all()):
+            return _Guess("ignore", "whole numbers in the order of the rows, like an identifier")
         by_chance = math.exp(-(count**2) / (2 * float(np.ptp(numbers) + 1)))
         is_code = by_chance < BY_CHANCE or np.abs(numbers).max() > EXACT or ID_NAMES.fullmatch(sample.name)
         if len(set(numbers)) == count > 1 and is_code:
@@ -446,6 +466,8 @@ def _date(text: str, form: str) -> datetime | None:
     has_letters = any(map(str.isalpha, text))
     if (":" in text) != ("%M" in form) or (has_letters != bool(LETTERS.search(form)) and text.isascii()):
         return None  # At once: there are many forms.
+    if re.search(r":\d(?!\d)", text):
+        return None  # 16:9 is not a time.
     try:
         return datetime.strptime(text, form)  # noqa: DTZ007 - It is only compared with others.
     except ValueError:

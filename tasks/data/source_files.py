@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tasks.system.errors import UserError, cut, listed
 
-SUFFIXES = {".npz": "arrays", ".csv": "table", ".tsv": "table", ".parquet": "table", ".jsonl": "table"}
+SUFFIXES = {".npz": "arrays", **dict.fromkeys((".csv", ".tsv", ".parquet", ".jsonl", ".ndjson"), "table")}
 """The kind that reads a file, by its suffix."""
 # Control characters and surrogates.
 UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
@@ -31,7 +31,9 @@ def kind_of(source: str) -> str:
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         return SUFFIXES[path.suffix.lower()]
     if path.exists() or path.suffix.lower() in SUFFIXES or source.startswith((".", "/", "~")):
-        what = "no kind of dataset reads such a file" if path.exists() else "no such file or folder"
+        what = "no such file or folder"
+        if path.exists():
+            what = "no kind of dataset reads such a file. Save a table as .csv"
         raise UserError(
             f"SOURCE = '{source}': {what}. Allowed: a folder of images (FOLDER/<class>/*), "
             f"{', '.join(f'a file *{suffix}' for suffix in SUFFIXES)}, a folder of *.npy, or a dataset of TFDS (NAME "

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from tasks import config
-from tasks.data.encoding.cells import MISSING_TEXTS, NO_NUMBER, Values, Wanted, open_parquet, values_of
-from tasks.data.encoding.inputs import parsed_json
+from tasks.data.encoding.cells import MISSING_TEXTS, NO_NUMBER, Values, Wanted, open_parquet, spelled, values_of
+from tasks.data.encoding.inputs import names_of, noted, parsed_json
 from tasks.system import background
 from tasks.system.errors import UserError, cut, listed
 from tasks.system.files import is_encoding, is_utf8
@@ -33,6 +33,7 @@ LINES_LOOKED_AT, LINES_ABOVE = 50, 20
 """How many lines of CSV are searched for the header, and how many may precede it."""
 EXCEL_DELIMITER = re.compile(r"\"?sep=(.)\"?", re.IGNORECASE)
 NUMBER = re.compile(r"\s*[+-]?\d+([.]\d+)?\s*")
+YEAR = re.compile(r"(19|20)\d\d")
 DELIMITERS = (";", "\t", "|", ",")
 Chunk = dict[str, Values]
 
@@ -49,7 +50,7 @@ class TableFile:
 
     def __init__(self, dataset: config.Table) -> None:
         self.path, self.source, self._dataset = config.project_root() / dataset.source, dataset.source, dataset
-        self.folder, self.suffix = self.path.parent, self.path.suffix.lower()
+        self.folder, self.suffix = self.path.parent, self.path.suffix.lower().replace(".ndjson", ".jsonl")
         if not is_encoding(dataset.encoding):
             raise UserError(f"dataset.encoding = '{dataset.encoding}': no such encoding. Allowed: utf-8, latin-1 ...")
         self._encoding = "utf-8-sig" if is_utf8(dataset.encoding) else dataset.encoding
@@ -82,10 +83,13 @@ class TableFile:
         """Convert the errors of a file that cannot be read into a message."""
         try:
             yield
-        except UnicodeError:
+        except UnicodeError as error:
+            found = ""
+            if isinstance(error, UnicodeDecodeError):
+                found = f" ({error.object[max(0, error.start - 10) : error.end + 10]!r})"
             raise self.refused(
-                f"its text is not {self._dataset.encoding}. Set its encoding, such as --set dataset.encoding=cp1252 "
-                "(Windows), latin-1 or utf-16, or save it as utf-8"
+                f"its text is not {self._dataset.encoding}{found}. Set its encoding, such as --set dataset.encoding="
+                "cp1252 (Western Europe), gb18030 (Chinese), cp932 (Japanese) or utf-16, or save it as utf-8"
             ) from None
         except NOT_READ as error:
             raise self.refused(f"cannot be read ({cut(str(error))})") from None
@@ -98,12 +102,14 @@ class TableFile:
         header = self._dataset.header
         with self._open() as file:
             above = (header or 1) - 1
-            reader = self._csv_reader(islice(file, above, None))
-            # pandas writes an index without a name, and Excel a column that was once used.
-            names = [name.strip() or f"column {place}" for place, name in enumerate(next(reader, []), 1)]
+            reader = self._csv_reader(islice(file, above, above + LINES_LOOKED_AT))
+            first: list[str] = next(reader, [])
             if header is None:
-                return [f"column_{place}" for place in range(1, len(names) + 1)]
+                return [f"column_{place}" for place in range(1, len(first) + 1)]
             self.header_lines = above + reader.line_num
+            names = names_of(first, list(reader))
+        if any("\0" in name for name in names):
+            raise UnicodeError  # UTF-16 without its mark.
         return names
 
     def _open(self) -> TextIO:
@@ -202,7 +208,7 @@ class TableFile:
         several: list[tuple[int, int, bool]] = []
         """Rows of several lines: the first and the last line, and whether each line alone would be a row."""
         with self._open() as file:
-            rows = self._csv_reader(_noted(islice(file, above, None), of_row), strict=True)
+            rows = self._csv_reader(noted(islice(file, above, None), of_row), strict=True)
             try:
                 for row in rows:
                     first, end = end + 1, above + rows.line_num
@@ -216,8 +222,8 @@ class TableFile:
             except csv.Error as error:
                 raise self.refused(
                     f"line {end + 1} opens a quote that no delimiter follows ({error}), so that lines {end + 1} to "
-                    f"{above + rows.line_num} would be one row. Fix it, or read quotes as ordinary characters: --set "
-                    "dataset.quoting=none"
+                    f"{above + rows.line_num} would be one row. Write a quote within quotes as two, or read quotes as "
+                    "ordinary characters: --set dataset.quoting=none"
                 ) from None
         for first, row in ragged:
             raise self.refused(
@@ -268,13 +274,6 @@ class TableFile:
                     yield row
 
 
-def _noted(lines: Iterable[str], noted: list[str]) -> Iterator[str]:
-    """Yield lines, each after it was added to ``noted``."""
-    for line in lines:
-        noted.append(line)
-        yield line
-
-
 def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
     """Return a dataset with the number of the CSV header line, unless the user gave it, and lines that report it.
 
@@ -295,11 +294,19 @@ def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
     delimiter = given or (named[0] if named else _delimiter(lines))
     reader, rows, place = csv.reader(lines, delimiter=delimiter), [], 0
     for row in reader:
-        rows.append((place, [value.strip() for value in row]))
+        rows.append((place, [spelled(value) for value in row]))
         place = reader.line_num  # A row may have several lines.
     width = statistics.mode([len(row) for _, row in rows if row] or [0])
-    targets = {name.strip() for one in dataset.target for name in one.split(",")}
-    naming = [place for place, row in rows if targets and targets <= {*row} and not any(map(NUMBER.fullmatch, row))]
+    targets = {spelled(name) for one in dataset.target for name in one.split(",")}
+    naming, widest = [], 0
+    for place, row in rows:
+        filled = sum(map(bool, row))
+        # The names may be numbers, such as years, but no row of values has more of them than the header above it.
+        if targets and targets <= {*row} and (filled > widest or not any(map(NUMBER.fullmatch, row))):
+            naming.append(place)
+        widest = max(widest, filled)
+    if len(naming) > 1 and naming[0] > 0:
+        naming = []  # The target is not a name, but one of the values.
     if not naming:  # Then it is the first line that is no title: R writes one name less, because row names have none.
         likely = (place for place, row in rows if len(row) >= width - 1 and sum(map(bool, row)) > (width > 2))
         naming = list(likely)
@@ -318,7 +325,9 @@ def doubtful_header(file: TableFile) -> str | None:
         return None
     numbers = [name for name in file.names if NUMBER.fullmatch(name)]
     # 2023, 2024, 2025 and 0, 1, 2 are column names.
-    if not numbers or (all(map(str.isdigit, numbers)) and len(set(np.diff(np.array(numbers, float)))) < 2):
+    steps = set(np.diff(np.array(numbers, float)))
+    are_series = steps == {1.0} or (len(numbers) > 2 and len(steps) == 1)
+    if not numbers or (all(map(str.isdigit, numbers)) and (are_series or all(map(YEAR.fullmatch, numbers)))):
         return None
     return (
         f"the first line is read as the header: {cut(', '.join(file.names), 60)}. If the file has none, --set "

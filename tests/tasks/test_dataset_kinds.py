@@ -396,7 +396,8 @@ FOLDERS = [
     (lambda source: source.rmdir(), "no such folder"),
     (lambda source: None, "needs folders for at least two classes, but has none"),
     (no_classes, "needs folders for at least two classes, but has none"),
-    (lambda source: fill(source, ("cat",)), "at least two classes, but has cat. Allowed: FOLDER/<class>/*"),
+    (lambda source: fill(source, ("cat",)), "at least two classes, but has 'cat'. Allowed: FOLDER/<class>/*"),
+    (lambda source: fill(source / "Pets"), "source/Pets'"),
     (one_image, "the class 'zebra' has too few examples (1): it needs one to train on and one to test on"),
     (empty_class, "the class 'fox' of 'train' has no files"),
     (other_classes, "'test' and 'train' have different classes: cow, dog are in only one of them. Give both the"),
@@ -541,7 +542,7 @@ def saved(**arrays):
 ARRAYS = [
     (lambda path: None, "no such file"),
     (lambda path: path.write_bytes(b"no archive"), "cannot be read (File is not a zip file)"),
-    (objects, "cannot be read (Object arrays cannot be loaded when allow_pickle=False)"),
+    (objects, "cannot be read (Object arrays cannot be loaded when allow_pickle=False). Save words with .astype(str)"),
     (cut_short, "cannot be read ("),
     (saved(pictures=IMAGES), "has the arrays pictures. Allowed: x_train and y_train"),
     (saved(x=IMAGES, y=CLASSES[:-1]), "x has the shape (30, 5, 4) and y has the shape (29,)"),

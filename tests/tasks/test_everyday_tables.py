@@ -75,6 +75,10 @@ WRITTEN = [
     (["\u22125.5", "17.25", "+3"], [-5.5, 17.25, 3], ""),
     ([" 5.5", "17.25 ", "3"], [5.5, 17.25, 3], ""),
     (["$ 1,200.50", "$ (3.25)", "$1.00"], [1200.5, -3.25, 1], "numbers with $"),
+    (["￥1,200.5", "￥90.25", "￥7.5"], [1200.5, 90.25, 7.5], "numbers with ￥"),
+    (["1,200円", "90円", "7.5円"], [1200, 90, 7.5], "numbers with 円"),
+    (["1'200.-", "90.-", "7.5"], [1200, 90, 7.5], ""),
+    (["1.200,- €", "90,– €", "7,5 €"], [1200, 90, 7.5], "numbers with €"),
 ]
 
 
@@ -88,7 +92,9 @@ def test_numbers_are_read_as_people_write_them(texts, expected, said):
     np.testing.assert_allclose(served[:, 0], expected, err_msg="a served model reads them alike")
 
 
-@pytest.mark.parametrize("mark", ["#DIV/0!", "?", "-", "n.a.", "N/A", "#VALUE!", " ", "$ -", "unknown", "..", "\\N"])
+@pytest.mark.parametrize(
+    "mark", ["#DIV/0!", "?", "-", "n.a.", "N/A", "#VALUE!", " ", "$ -", "UNKNOWN", "..", "\\N", "#NV"]
+)
 def test_what_stands_for_no_number_is_missing_and_counted(mark):
     texts = [mark if row % 4 == 1 else text for row, text in enumerate(PLAIN)]
     prepared, said = prepare(csv_of(own=texts), columns={"plain": "ignore"})
@@ -143,6 +149,8 @@ def test_points_between_three_digits_are_asked_about_in_a_file_with_semicolons()
     for decimal, mean in ((".", 1.867), (",", 1867)):
         prepared, _ = prepare(content.replace(",", ";"), decimal=decimal)
         assert numbers_of(prepared, "own").mean() == pytest.approx(mean)
+    content = content.replace("2.500", "0.500", 1)
+    assert guess(content.replace(",", ";"))[0].decimal is None, "0.500 has no thousands"
 
 
 @pytest.mark.parametrize(("texts", "message", "answers"), ASKED)
@@ -183,6 +191,13 @@ DATES = [
     ),
     (["31/12/2025, 08:15", "01/02/2025, 18:30"], ["2025-12-31 08:15", "2025-02-01 18:30"], "%d/%m/%Y, %H:%M"),
     (["2025年12月31日", "2025年2月1日"], ["2025-12-31", "2025-02-01"], "%Y年%m月%d日"),
+    (
+        ["2025-12-31 08:15:00 UTC", "2025-02-01 18:30:00 UTC"],
+        ["2025-12-31 08:15", "2025-02-01 18:30"],
+        "%Y-%m-%d %H:%M:%S %Z",
+    ),
+    (["08:15:30", "18:30:00"], ["1900-01-01 08:15:30", "1900-01-01 18:30"], "%H:%M:%S"),
+    (["08:15", "18:30"], ["1900-01-01 08:15", "1900-01-01 18:30"], "%H:%M"),
 ]
 
 
@@ -232,9 +247,12 @@ CODES = {
     "row number": [str(row) for row in range(40)],
     "steps of ten": [str(1000 - 10 * row) for row in range(40)],
     "shuffled": [str(100 + 17 * row % 40) for row in range(40)],
-    "customer_id": [str(7_919 * row % 1_000_003) for row in range(1, 41)],
+    "customer_id": [str(7_919 * row**3 % 1_000_003) for row in range(1, 41)],
+    "user_ids": [str(7_919 * row**3 % 1_000_003) for row in range(1, 41)],
+    "account": [str(7_919 * row**3 % 1_000_003) for row in range(1, 41)],
+    "grows": [str(1_467_810_369 + 37 * row**2) for row in range(40)],
     "name": [f"Ann {chr(65 + row % 26)}{row}" for row in range(40)],
-    "account": [str(2**60 + 7_919**4 * row**2) for row in range(40)],
+    "large": [str(2**60 + 7_919**4 * row**2) for row in range(40)],
     "phone": [f"+49 170 {1_000_000 + 7_919 * row}" for row in range(40)],
 }
 
@@ -278,6 +296,18 @@ def test_one_value_in_several_spellings_is_one(texts, classes):
 def test_a_column_of_splits_is_pointed_out():
     _, said = guess(csv_of(part=times_of(["train", "train", "TEST"])))
     assert "category part (names of splits: --set dataset.split_column=part uses them)" in said
+
+
+@pytest.mark.parametrize("texts", [["4:3", "16:9", "1:1"], ["45:30", "12:15"], ["12-15", "1-5"]])
+def test_numbers_with_signs_between_them_are_words(texts):
+    assert guess(csv_of(own=times_of(texts)))[0].columns["own"].kind == "category"
+
+
+@pytest.mark.parametrize("count", [4, 40], ids=["repeated", "distinct"])
+@pytest.mark.parametrize(("form", "units"), [("{} km/h", ["km/h"]), ("€{}{}", ["K", "M"])])
+def test_a_unit_makes_a_word_and_that_is_said(count, form, units):
+    _, said = guess(csv_of(own=times_of([form.format(row + 0.5, units[row % len(units)]) for row in range(count)])))
+    assert f"words, because the numbers have {', '.join(map(repr, units))} after them" in said
 
 
 def test_percents_beside_fractions_are_counted():
@@ -417,10 +447,54 @@ def test_columns_without_a_name_are_those_of_their_place():
     assert guess("\n".join(content), target="column 2")[0].header == 1
 
 
-@pytest.mark.parametrize("names", [("2023", "2024"), ("0", "1"), ("x1", "x2")])
-def test_numbers_may_be_names_of_columns(names):
-    _, said = guess(csv_of(**{name: times_of(["1.5", "2.25", "7.5"]) for name in names}))
+@pytest.mark.parametrize("names", [("2023", "2024"), ("0", "1"), ("x1", "x2"), ("2019", "2010"), ("10", "20", "30")])
+@pytest.mark.parametrize("above", ["", "A title,,\n\n", "Source,Office,Today\n\n"])
+def test_numbers_may_be_names_of_columns(names, above):
+    dataset, said = guess(above + csv_of(**{name: times_of(["1.5", "2.25", "7.5"]) for name in names}))
     assert "header" not in said
+    assert list(dataset.columns) == [*names, "plain"]
+
+
+@pytest.mark.parametrize("first", [("58", "33809"), ("58", "Private"), ("a text", "Private")])
+def test_an_unknown_target_may_mean_that_there_is_no_header(first):
+    content = csv_of(one=times_of([first[0], "17"]), two=times_of([first[1], "5"])).split("\n", 1)[1]
+    with pytest.raises(UserError, match=r"unknown column 'label'.+own\.csv.+--set dataset\.header=null"):
+        guess(content)
+
+
+def test_the_names_of_rows_that_r_writes_are_a_column():
+    header, *rows = csv_of(other=times_of(["1.5", "2.25", "7.5"])).splitlines()
+    content = "\n".join([header, *(f"Ann {row},{line}" for row, line in enumerate(rows))])
+    prepared, said = prepare(content)
+    assert "ignore column 1 (a different value in each row)" in said
+    np.testing.assert_allclose(numbers_of(prepared, "plain"), sorted(map(float, PLAIN)), rtol=1e-6)
+    for some in (content, "\n".join(content.splitlines()[:2])):
+        Path("some.csv").write_text(some)
+        (read,) = Reader(Wanted({"plain": "number"}, ("number",)), Path.cwd(), 100, "utf-8").read(["some.csv"])
+        assert list(read.columns["plain"]) == PLAIN[: len(some.splitlines()) - 1]
+
+
+def test_rows_without_any_value_are_left_out_and_counted(capsys):
+    rows = csv_of(number=[str(row) for row in range(40)]).splitlines()
+    content = "\n".join([*rows[:9], ",,", *rows[9:], " , ,", ",,"])
+    prepared, said = prepare(content)
+    assert "number (a row number)" in said
+    assert sum(split.num_examples for split in prepared.splits.values()) == 40
+    assert not any(split.num_missing for split in prepared.splits.values())
+    assert "left out: 3 of 43 rows without any value" in capsys.readouterr().err
+
+
+def test_names_of_columns_have_one_unicode_form():
+    content = csv_of(**{"Gro\u0308\u00dfe": PLAIN})
+    prepared, _ = prepare(content, columns={"Größe": "number", "plain": "ignore"})
+    np.testing.assert_allclose(numbers_of(prepared, "Größe"), sorted(map(float, PLAIN)), rtol=1e-6)
+    (read,) = Reader(Wanted({"Größe": "number"}, ("number",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
+    assert list(read.columns["Größe"]) == PLAIN
+
+
+@pytest.mark.parametrize("sign", "|,;>-")
+def test_a_sign_is_set_as_it_is_typed(sign):
+    assert config.read_texts([f"dataset.separator={sign}"]) == {"dataset.separator": sign}
 
 
 def reviews(first):
@@ -436,6 +510,8 @@ def test_a_quote_that_is_not_closed_swallows_no_rows():
     assert "--set dataset.quoting=none" in str(refused.value)
     prepared, _ = prepare(reviews('"'), name="own.tsv", quoting="none")
     assert sum(split.num_examples for split in prepared.splits.values()) == 40
+    (read,) = Reader(Wanted({"text": "text"}, ("text",)), Path.cwd(), 100, "utf-8").read(["own.tsv"])
+    assert list(read.columns["text"]) == [line.split("\t")[1] for line in reviews('"').splitlines()[1:]]
 
 
 def test_a_quote_that_swallows_whole_rows_is_asked_about():
@@ -493,6 +569,8 @@ def test_utf_16_is_found_by_its_mark():
     lines = "\n".join(json.dumps({"city": city, "label": city}) for city in times_of(["Köln", "Ulm"]))
     dataset, _ = guess(lines.encode("utf-16"), name="own.jsonl")
     assert dataset.encoding == "utf-16"
+    with pytest.raises(UserError, match=r"dataset.source = 'own.csv': its text is not utf-8.+utf-16"):
+        guess(csv_of().encode("utf-16-le"))
 
 
 def test_a_row_of_another_length_is_named_with_its_line():

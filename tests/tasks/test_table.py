@@ -158,9 +158,10 @@ def test_all_files_of_one_table_give_the_same_bytes(source):
     frame.set_index(frame.columns[-1]).to_parquet(source / "indexed.parquet")
     rows = frame.assign(when=frame["when"].astype(str)).to_json(orient="records", lines=True, force_ascii=False)
     (source / "own.jsonl").write_text(rows, encoding="utf-8")
+    (source / "own.ndjson").write_text(rows, encoding="utf-8")
     expected = files_of(prepare(source / "own.csv", target="back"))
     assert files_of(prepare(source / "own.csv", target="back")) == expected
-    for name in ("own.tsv", "german.csv", "own.parquet", "indexed.parquet", "own.jsonl"):
+    for name in ("own.tsv", "german.csv", "own.parquet", "indexed.parquet", "own.jsonl", "own.ndjson"):
         text = "latin-1" if name == "german.csv" else "utf-8"
         assert files_of(prepare(source / name, target="back", encoding=text)) == expected, name
 
@@ -717,8 +718,8 @@ REFUSED = [
     ("x,y\n", {}, "it has no rows"),
     (SMALL + "5,a\n6\n", {}, "2 of its rows do not have the 3 values of its header: line 6 has 2: '5,a'"),
     (SMALL + '5,"a\n6,b,no\n', {}, "line 6 opens a quote that no delimiter follows (unexpected end of data)"),
-    (SMALL.replace("a", "é").encode("latin-1"), {}, "its text is not utf-8. Set its encoding"),
-    (SMALL.replace("word", "w\xf6rd").encode("latin-1"), {}, "its text is not utf-8. Set its encoding"),
+    (SMALL.replace("a", "é").encode("latin-1"), {}, "its text is not utf-8 (b'"),
+    (SMALL.replace("word", "w\xf6rd").encode("latin-1"), {}, r"its text is not utf-8 (b'x,w\xf6rd,y\n1,"),
     (SMALL, {"encoding": "klingon"}, "dataset.encoding = 'klingon': no such encoding"),
     (SMALL.replace("word", "x"), {}, "1 of its columns has the name of another one: 'x'. Rename the columns"),
     (SMALL, {"target": "yy"}, "unknown column 'yy': did you mean 'y'? Allowed: word, x, y"),
@@ -808,7 +809,7 @@ REFUSED = [
         {"split_column": "part", "group": "who"},
         "1 of its values are in several splits of 'part', such as 'a'",
     ),
-    ("x,y\n1,a\n2,b\n".encode("utf-16-le"), {}, "unknown column 'y'"),
+    ("x,y\n1,a\n2,b\n".encode("utf-16-le"), {}, "its text is not utf-8. Set its encoding"),
     (frame_of(part=["test"] * 20), {"split_column": "part"}, "has test: it also needs rows to train on"),
     (frame_of(who=["a", None] * 10), {"group": "who"}, "dataset.group = 'who': no value in 10 of 20 rows"),
     (frame_of(a=[1] * 20), {"time": "a"}, "no rows older than the 4 newest are left to train on"),

@@ -35,12 +35,16 @@ MICROSECONDS_A_DAY = 86_400_000_000
 WHOLE_NUMBER = re.compile(r"([+-]?\d+)\.0+")
 NO_NUMBER = frozenset(
     ("-", "--", "\u2013", "\u2014", "?", ".", "..", ":", "*", "n.a.", "n.a", "N.A.", "n/d", "N/D", "na", "none",
-     "unknown", "Unknown", "missing", "Missing", "\\N", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!", "#NULL!")
+     "unknown", "Unknown", "missing", "Missing", "\\N", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!", "#NULL!",
+     "NONE", "UNKNOWN", "MISSING", "Not available", "not available", "N.D.", "n.d.", "k.A.", "nil", "(null)", "(blank)",
+     "NaT", "0000-00-00", "0000-00-00 00:00:00", "#NV", "#N/D", "#WERT!", "#BEZUG!", "#ZAHL!", "#VALEUR!", "#VALOR!",
+     "#ERROR!")
 )  # fmt: skip
 """Texts that also mean a missing value in a column of numbers or dates, besides ``MISSING_TEXTS``."""
 NO_VALUE = MISSING_TEXTS | NO_NUMBER | {None}
 CURRENCY = (
     r"(?:(?:US|CA|AU|NZ|HK|A|C|R)?\$|[\u00a2-\u00a5\u0e3f\u20a0-\u20bf]|Rs\.?|Fr\.|kr\.?|z\u0142|K\u010d"
+    r"|[\uff04\uffe0\uffe1\uffe5\uffe6\u5186\u5143\uc6d0]"  # Full-width signs; yen, yuan and won in words.
     r"|USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD|SEK|NOK|DKK|PLN|CZK|BRL)"
 )
 DASHES = "-\u2013\u2014"
@@ -50,16 +54,20 @@ _NUMBER = r"""
     (?:CURRENCY)? \s* (?P<open>\()? \s* (?P<sign>[+\-\u2212])? \s* (?P<before>CURRENCY)? \s* (?P<inner>[+\-\u2212])? \s*
     (?: (?P<whole> [1-9]\d{0,2} (?P<between>[GROUP'\u2019\u00a0\u202f\u2009\x20])\d{3} (?:(?P=between)\d{3})*
                    | [1-9]\d? (?:[GROUP]\d{2})+ [GROUP]\d{3} | \d+ )
-        (?:DECIMAL (?P<fraction>\d*))? | DECIMAL (?P<only>\d+) )
+        (?:DECIMAL (?:[DASH] | (?P<fraction>\d*)))? | DECIMAL (?P<only>\d+) )
     (?P<power>[eE][+-]?\d+)? \s* (?P<after>%|CURRENCY)? \s* (?P<trailing>-)? \s* (?P<close>\))?
 """
 WRITTEN = {
     decimal: re.compile(
-        _NUMBER.replace("CURRENCY", CURRENCY).replace("GROUP", group).replace("DECIMAL", f"\\{decimal}"), re.VERBOSE
+        _NUMBER.replace("CURRENCY", CURRENCY)
+        .replace("GROUP", group)
+        .replace("DECIMAL", f"\\{decimal}")
+        .replace("DASH", DASHES),
+        re.VERBOSE,
     )
     for decimal, group in ((".", ","), (",", "."))
 }
-"""Patterns of numbers as people write them, by decimal mark: ``$1,200.00``, ``12 345``, ``45 %``, ``(3)``."""
+"""Patterns of numbers as people write them, by decimal mark: ``$1,200.00``, ``12 345``, ``45 %``, ``(3)``, ``5.-``."""
 
 LIST = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
 """A Python or JSON list as text."""
@@ -102,6 +110,8 @@ def values_of(column: Any, wanted: Wanted) -> Values:
 
     if isinstance(column.dtype, pd.CategoricalDtype):
         return column.array
+    if pd.api.types.is_timedelta64_dtype(column.dtype):
+        column = column.dt.total_seconds()
     if pd.api.types.is_datetime64_any_dtype(column.dtype):
         plain = column.dt.tz_convert("UTC").dt.tz_localize(None) if column.dt.tz is not None else column
         return plain.to_numpy("datetime64[us]")

@@ -11,7 +11,8 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -274,16 +275,17 @@ class Reader:
             header = counts.index(len(columns)) if len(columns) in counts else 0
             by_place = not any(counts) and all(map(NAMED_BY_PLACE.fullmatch, columns))
             delimiter = max(DELIMITERS, key=lambda one: _count(above[header:], one, () if by_place else columns))
-            reader = csv.reader(itertools.chain(above[header:], text), delimiter=delimiter, strict=True)
-            # As `prepare` names columns without a name.
+            of_row: list[str] = []
+            lines = noted(itertools.chain(above[header:], text), of_row)
+            reader = csv.reader(lines, delimiter=delimiter, strict=True)
             top = next(reader, [])
-            names = [one.strip() or f"column {place}" for place, one in enumerate(top, 1)]
+            names = names_of(top, list(csv.reader(above[header + reader.line_num :], delimiter=delimiter)))
             if by_place:
                 names = [f"column_{place}" for place in range(1, len(top) + 1)]
             check_columns(name, columns, names)
             places = [names.index(column) for column in columns]
             # Two places, because itemgetter returns no sequence for one.
-            pick, rows = itemgetter(*places, places[0]), _rows_of_csv(reader, len(names))
+            pick, rows = itemgetter(*places, places[0]), _rows_of_csv(reader, of_row, len(names), delimiter)
             for row in itertools.chain([top] if by_place else [], rows):
                 if isinstance(row, str):
                     yield row
@@ -386,7 +388,8 @@ def load_arrays(source: Path, wanted: Collection[str] = ()) -> dict[str, npt.NDA
     except FileNotFoundError:
         raise BadInput("no such file") from None
     except Exception as error:  # NumPy and zipfile raise many kinds for a damaged file.
-        raise BadInput(f"cannot be read ({_in_one_line(error)})") from None
+        hint = ". Save words with .astype(str), which needs no pickle" if "allow_pickle" in str(error) else ""
+        raise BadInput(f"cannot be read ({_in_one_line(error)}){hint}") from None
 
 
 def _chosen(names: Collection[str], wanted: Collection[str]) -> list[str]:
@@ -412,24 +415,50 @@ def check_columns(name: str, columns: Sequence[str], there: Sequence[str]) -> No
         raise BadInput(f"'{name}' has the column {', '.join(map(repr, twice))} more than once: keep only one")
 
 
+def names_of(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the names of the columns of CSV from its header and some of the rows below it.
+
+    pandas writes an index without a name, and Excel a column that was once used; R writes nothing for row names, so
+    that its header has one value less.
+    """
+    rows = [row for row in rows if row]
+    if rows and any(row[-1] for row in rows) and all(len(row) == len(header) + 1 for row in rows):
+        header = ["", *header]
+    return [_name(text) or f"column {place}" for place, text in enumerate(header, 1)]
+
+
+def _name(text: str) -> str:
+    return unicodedata.normalize("NFC", text.strip())
+
+
 def _count(lines: Sequence[str], delimiter: str, columns: Sequence[str]) -> int:
     """Return how many of the columns occur in the first row of some lines; without columns, its number of values."""
     try:
-        found = [one.strip() for one in next(csv.reader(lines, delimiter=delimiter), [])]
+        found = [_name(one) for one in next(csv.reader(lines, delimiter=delimiter), [])]
     except csv.Error:  # A row with a value that is too long.
         return 0
     return sum(column in found for column in columns) if columns else len(found)
 
 
-def _rows_of_csv(reader: Any, width: int) -> Iterator[list[str] | str]:
-    """Yield the values of each row, or the reason why it is invalid."""
+def noted(lines: Iterable[str], notes: list[str]) -> Iterator[str]:
+    """Yield lines, each after it was added to ``notes``."""
+    for line in lines:
+        notes.append(line)
+        yield line
+
+
+def _rows_of_csv(reader: Any, of_row: list[str], width: int, delimiter: str) -> Iterator[list[str] | str]:
+    """Yield the values of each row, or the reason why it is invalid; ``of_row`` gets the lines that are read."""
     while True:
+        of_row.clear()
         try:
             row = next(reader)
         except StopIteration:
             return
-        except csv.Error as error:
-            yield f"not a valid CSV row ({error})"
+        except csv.Error as error:  # A quote that is not closed is a character, as with dataset.quoting=none.
+            for line in of_row:
+                row = line.rstrip("\r\n").split(delimiter)
+                yield row if len(row) == width else f"not a valid CSV row ({error})"
             continue
         if len(row) == width:
             yield row

@@ -146,9 +146,11 @@ def _scan(dataset: config.ImageFolder) -> tuple[list[_Image], str | None]:
                 f"Give both the same folders, or leave '{split}' out: {_as_setting(others)}. {IF_CLASSES}"
             )
         if len(own) < 2:
+            inner = next((folder for root in roots for folder in _folders(root) if len(_folders(folder)) > 1), None)
+            hint = f". Perhaps SOURCE is '{inner}'" if inner else source_files.tables_hint(source)
             raise UserError(
                 f"dataset.source = '{source}': '{split}' needs folders for at least two classes, but has "
-                f"{', '.join(own) or 'none'}. {ALLOWED}{source_files.tables_hint(source)}"
+                f"{listed([repr(name) for name in own]) or 'none'}. {ALLOWED}{hint}"
             )
         if empty := sorted(own - {image.label for image in images if image.split == split}):
             raise UserError(f"dataset.source = '{source}': the class '{empty[0]}' of '{split}' has no files")

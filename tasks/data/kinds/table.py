@@ -162,6 +162,8 @@ class ScannedTable:
         parts = [chunk for _, chunk in self.chunks({*roles, *strict, *images})]
         self.columns = {name: _joined([part[name] for part in parts]) for name in parts[0]}
         self.usable = np.ones(sum(map(num_rows_of, parts)), bool)
+        self.empty = self._empty_rows()
+        self.usable &= ~self.empty
         for name, how in strict.items():
             self._use_missing(name, how)
         self.broken: dict[str, str] = {}
@@ -232,9 +234,20 @@ class ScannedTable:
             return self.numbers(self.columns[name], name)
         return self.read(name, partial(cells.days, form=column.format if column else None), "another dataset.time")
 
+    def _empty_rows(self) -> Mask:
+        """Return which rows have no value in any column, bool (n,), such as those that Excel writes below a table."""
+        empty: Mask = np.all([self.is_missing(name, self.columns[name]) for name in self.dataset.target], 0)
+        for first, chunk in self.chunks(self._wanted) if empty.any() else ():
+            rows = slice(first, first + num_rows_of(chunk))
+            for name, values in chunk.items():
+                empty[rows] &= self.is_missing(name, values)
+        if empty.any():
+            print(f"left out: {int(empty.sum()):,} of {len(empty):,} rows without any value", file=sys.stderr)
+        return empty
+
     def _use_missing(self, name: str, how: str) -> None:
         """Refuse or leave out rows with a missing value that has no replacement."""
-        missing = self.is_missing(name, self.columns[name])
+        missing = self.is_missing(name, self.columns[name]) & ~self.empty
         if how == "drop":
             self.usable &= ~missing
         elif missing.any():
@@ -290,7 +303,7 @@ class ScannedTable:
 
     def _need(self, key: str, name: str) -> None:
         """Refuse rows without a value in a column that is not a feature; or leave them out, and print how many."""
-        missing = self.is_missing(name, self.columns[name])
+        missing = self.is_missing(name, self.columns[name]) & ~self.empty
         if not missing.any():
             return
         texts = {value.strip() for value in cells.different(self.columns[name])[0] if isinstance(value, str)}
