@@ -195,11 +195,10 @@ def sizes(folder: Path) -> dict[str, int]:
 
 def _sizes(folder: str) -> dict[str, int]:
     found = {}
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # It is another user's, or was just removed.
         for one in entries:
-            with contextlib.suppress(OSError):  # Removed meanwhile, or another user's.
-                below = sum(_sizes(one.path).values()) if one.is_dir(follow_symlinks=False) else None
-                found[one.name] = one.stat(follow_symlinks=False).st_size if below is None else below
+            is_folder = one.is_dir(follow_symlinks=False)
+            found[one.name] = sum(_sizes(one.path).values()) if is_folder else one.stat(follow_symlinks=False).st_size
     return found
 
 
