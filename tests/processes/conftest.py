@@ -194,6 +194,7 @@ def whole(stratagem, cluster_project):
             )
             assert command.end() == 0, command.err.read_text()
             whole_digests[overrides] = command.result["weights_digest"]
+            shutil.rmtree(cluster_project / "mlruns" / "runs" / command.result["run_id"])
         return whole_digests[overrides]
 
     return whole
