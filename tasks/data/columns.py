@@ -19,7 +19,7 @@ from tasks import config
 from tasks.data import splits
 from tasks.data.encoding import cells
 from tasks.data.encoding.cells import BadValue
-from tasks.data.tables import TableFile, num_rows_of
+from tasks.data.tables import TableFile, doubtful_header, num_rows_of
 from tasks.system.errors import UserError, listed, one_of, shown
 
 LOOKED_AT = 10_000
@@ -123,7 +123,8 @@ def _check_roles(dataset: config.Table, file: TableFile) -> None:
     for key, names in keys.items():
         for name in names:
             if name not in file.names:
-                header = ". If its first line is not a header: --set dataset.header=null" if file.header_lines else ""
+                is_said = not file.header_lines or doubtful_header(file)
+                header = "" if is_said else ". If its first line is not a header: --set dataset.header=null"
                 raise UserError(
                     f"dataset.{key}: {one_of('column', name, file.names)} (dataset.source = '{file.source}'){header}"
                 )
