@@ -236,7 +236,7 @@ def test_a_flow_run_names_no_code_and_no_file_of_anywhere(prefect, tmp_path):
 def test_a_flow_run_trains_with_the_own_parts_of_its_recipe(prefect):
     (prefect.project / "parts.py").write_text(PARTS)
     own = {"optimizer": {"kind": "parts:Sign"}, "schedule": {"kind": "parts:Halving", "options": {"first": 0.01}},
-           "train": {"epochs": 1, "callbacks": ["parts:Slower"]}}  # fmt: skip
+           "train": {"epochs": 1, "callbacks": [{"parts:Slower": {"factor": None}}]}}  # fmt: skip
     (prefect.project / "recipes" / "own.yaml").write_text(yaml.safe_dump(own))
     assert prefect.command("--no-prompt", "deploy", "--all").returncode == 0  # The form lists the new recipe.
     result = prefect.command("deployment", "run", "training/training", "-p", 'recipe="own"', "--watch")
