@@ -44,7 +44,7 @@ def test_another_scale_is_a_difference(scaled):
     )
     assert data_folders.compare(plain, scaled, ("a", "b")).differences == {
         f"features.number.columns.income.quantiles.{place}": (None, value)
-        for place, value in enumerate(("0", "900", "120000"))
+        for place, value in enumerate(("0", "900", "120,000"))
     }
 
 

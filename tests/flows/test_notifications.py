@@ -98,7 +98,9 @@ def test_drift_is_told_once_for_each_data_version(receiver):
 
 def test_an_address_that_nobody_knows_is_refused_without_being_shown(project, monkeypatch):
     monkeypatch.setenv(notifications.VARIABLE, "json://127.0.0.1 jsn://s3cret-token")
-    with pytest.raises(UserError, match=r"^STRATAGEM_NOTIFY: address 2 of 2, jsn:\.\.\., is none") as refused:
+    with pytest.raises(
+        UserError, match=r"^STRATAGEM_NOTIFY: Apprise does not know address 2 of 2, jsn:\.\.\.: "
+    ) as refused:
         notifications.check()
     assert "s3cret" not in str(refused.value)
 

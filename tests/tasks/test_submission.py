@@ -79,7 +79,11 @@ def test_a_job_without_a_checkpoint_is_not_queued_for_ever(tmp_path):
     (tmp_path / "mlruns" / "runs").mkdir(parents=True)
     folder.mkdir(parents=True)
     for name, text in (
-        ("srun", '[ ! -e save ] || { mkdir -p "$(cat save)" && touch "$(cat save)/state.json"; }; exit 75'),
+        # It waits: files that are written within the same few milliseconds have the same time.
+        (
+            "srun",
+            '[ ! -e save ] || { mkdir -p "$(cat save)" && sleep 0.1 && touch "$(cat save)/state.json"; }; exit 75',
+        ),
         ("scontrol", 'echo "$@" >> told'),
     ):
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
