@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 INSTALLED = Path(__file__).name == "__init__.py"
 """As a package, and not as a checkout, whose folder has flows/ and tasks/ on the path anyway."""
 OURS = ("flows", "tasks")
-USED = ("tasks.system.errors", "tasks.records")
+USED = ("tasks.system.errors", "tasks.system.child", "tasks.records")
 COMMAND = "from flows.cli.main import main; main()"
 
 
@@ -206,22 +206,19 @@ def _child(arguments: Sequence[str], project: str | Path | None, **environment: 
     Raises:
         StratagemError: its own error.
     """
-    errors = _modules()["tasks.system.errors"]
+    errors, child = _modules()["tasks.system.errors"], _modules()["tasks.system.child"]
     if not Path(project or ".").is_dir():
         raise errors.UserError(f"project = '{project}': no such folder. `stratagem init FOLDER` creates a project")
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", encoding="utf-8") as out:
         problem = Path(folder) / "error"
-        process: subprocess.Popen[str] | None = None
+        process = None
         try:
-            process = subprocess.Popen(
+            process = child.Child(
                 [sys.executable, "-m", *arguments],
+                {**os.environ, **_environment(), **environment, "STRATAGEM_ERROR": str(problem)},
                 cwd=project,
-                env={**os.environ, **_environment(), **environment, "STRATAGEM_ERROR": str(problem)},
-                stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.PIPE,
-                text=True,
-                process_group=0,  # Ctrl-C comes to this process, which tells it by closing its standard input.
             )
             for line in process.stderr or ():
                 sys.stderr.write(line)

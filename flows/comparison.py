@@ -136,7 +136,7 @@ def _compare(
     except BaseException as error:
         pipeline.end_failed(serving, run, error)
         raise
-    client.end_run(serving, run, "FINISHED")
+    processes.end_run(serving, run=run, status="FINISHED")
     return result
 
 

@@ -85,7 +85,7 @@ def finishing(settings: Settings, run: Run) -> Iterator[None]:
     except BaseException as error:
         pipeline.end_failed(settings, run, error)
         raise
-    client.end_run(settings, run, "FINISHED")
+    stages.end_run(settings, run=run, status="FINISHED")
 
 
 @contextlib.contextmanager

@@ -270,7 +270,7 @@ def trial(search: Search, one: Trial, limits: Limits) -> Trial:
         else:
             ended = judged(one, search, run, trained, began)
         if run is not None:
-            client.end_trial(settings, run, ended)
+            processes.end_trial(settings, run=run, trial=ended)
         client.give_places_up(settings)  # Another trial of the batch may wait for them.
     return ended
 

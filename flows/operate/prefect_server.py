@@ -11,8 +11,8 @@ import tempfile
 import time
 
 from tasks import config
-from tasks.process.child import Child
 from tasks.system import machine, temporary
+from tasks.system.child import Child
 from tasks.system.errors import StratagemError, UserError
 from tasks.system.network import unreachable_reason
 
@@ -78,6 +78,7 @@ class PrefectServer(Child):
             super().__init__(
                 [sys.executable, "-m", "flows.operate.server", str(listening.fileno())],
                 environment,
+                cwd=config.project_root(),
                 stderr=None if os.environ.get("STRATAGEM_DEBUG") else self._log,
                 pass_fds=[listening.fileno()],
             )

@@ -15,9 +15,10 @@ import psutil
 
 from flows.operate.prefect_server import guarded_environment, make_password
 from tasks import config, records
-from tasks.process.child import Child, guarded, stage_environment
+from tasks.process.child import guarded, stage_environment
 from tasks.records import HEADLINES, ServiceState
 from tasks.runs import relocation
+from tasks.system.child import Child
 from tasks.system.errors import StratagemError
 from tasks.system.network import unreachable_reason, without_userinfo
 
@@ -76,7 +77,8 @@ class Server:
             self.log.replace(self.log.with_suffix(".log.1"))
         handed = [self.listening.fileno()] if self.listening is not None else []
         with self.log.open("ab") as output:
-            self.process = Child(guarded(self.command), self.environment, stdout=output, stderr=output, pass_fds=handed)
+            streams = {"stdout": output, "stderr": output, "pass_fds": handed}
+            self.process = Child(guarded(self.command), self.environment, cwd=config.project_root(), **streams)
         self.began = psutil.Process(self.process.pid).create_time()
 
     def close(self) -> None:

@@ -150,7 +150,7 @@ def end_failed(settings: config.Settings, run: Run, error: BaseException) -> Non
     killed = isinstance(error, errors.Interrupted) or not isinstance(error, Exception)
     status: Literal["KILLED", "FAILED"] = "KILLED" if killed else "FAILED"
     try:
-        client.end_run(settings, run, status, str(error) or type(error).__name__)
+        stages.end_run(settings, run=run, status=status, reason=str(error) or type(error).__name__)
     except StratagemError as other:
         print(f"run {run.run_id} could not be ended as {status}: {other}", file=sys.stderr)
 
@@ -182,7 +182,7 @@ def train_alone(settings: config.Settings, prepared: PreparedDataset, resumption
         except BaseException as error:
             end_failed(settings, run, error)
             raise
-        client.end_run(settings, run, "FINISHED")
+        stages.end_run(settings, run=run, status="FINISHED")
     return result
 
 

@@ -1,141 +1,30 @@
-"""Starts every process of a command: a stage of `python -m tasks`, DVC, a member of a cluster, `stratagem` elsewhere.
+"""The environment and the commands of `python -m tasks`, calls of a single stage, and `stratagem` in another folder.
 
-Each child ends when this process dies, because its standard input then closes. This process raises a child's errors
-again, with the same classes.
+This process raises a child's errors again, with the same classes.
 """
 
 import contextlib
 import getpass
-import json
 import os
-import signal
 import stat
-import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, TypeAdapter
 
 from tasks import config
-from tasks.system import errors, lifetime, network, temporary
+from tasks.system import errors, network, temporary
+from tasks.system.child import Child, Message
 from tasks.system.errors import ProcessDied, StratagemError, UserError
 
 if TYPE_CHECKING:
     from tasks.process.stages import Output, Stage
 
-END_SECONDS = 40.0
-"""The time that a server has to end before this process kills it."""
-READER_SECONDS = 1.0
 COMMAND = "from flows.cli.main import main; main()"
 # With fewer threads than devices that wait for each other, JAX aborts the process after 40 s.
 MIN_JAX_THREADS = 32
-
-Message = dict[str, Any]
-
-
-class Child(subprocess.Popen[str]):
-    """A process on this machine, which may read and write JSON lines."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], **options: Any) -> None:
-        """Start the process.
-
-        Args:
-            command: the program and its arguments.
-            environment: its complete environment.
-            options: options of ``subprocess.Popen``. By default the child works in the project's folder, writes to a
-                pipe, and has its own process group: Ctrl-C reaches only this process, which forwards it once.
-        """
-        defaults = {"cwd": config.project_root(), "stdout": subprocess.PIPE, "process_group": 0}
-        super().__init__(command, stdin=subprocess.PIPE, env=environment, text=True, **{**defaults, **options})
-        self._reader: threading.Thread | None = None
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self.poll() is None
-
-    @property
-    def output(self) -> IO[str]:
-        """Its standard output, if that is a pipe."""
-        if self.stdout is None:
-            raise ValueError("its standard output goes elsewhere")
-        return self.stdout
-
-    @property
-    def death(self) -> str:
-        """How the process ended; wait until it has."""
-        code = self.wait()
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-    @property
-    def peak_memory_bytes(self) -> int:
-        """The peak memory of the process; 0 if the kernel does not report it."""
-        with contextlib.suppress(OSError, ValueError):
-            for line in Path(f"/proc/{self.pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
-        return 0
-
-    def send(self, message: Message) -> None:
-        """Send a JSON line; do nothing if the process has died, which the end of its messages shows."""
-        if self.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self.stdin.write(json.dumps(message) + "\n")
-                self.stdin.flush()
-
-    def messages(self) -> Iterator[Message]:
-        """Yield its JSON lines until it closes its standard output."""
-        for line in self.output:
-            with contextlib.suppress(ValueError):  # A process that is killed leaves half a line.
-                yield json.loads(line)
-
-    def listen(self, take: Callable[[Message | None], object]) -> None:
-        """In a thread, call ``take`` with each of its messages, and with None at their end."""
-
-        def read() -> None:
-            with self.output:
-                for message in self.messages():
-                    take(message)
-            take(None)
-
-        self._reader = threading.Thread(target=read, daemon=True)
-        self._reader.start()
-
-    def kill(self) -> None:
-        """End the process at once, even a stopped one, and wait for it."""
-        super().kill()
-        self.close()
-
-    def close_input(self) -> None:
-        """Close its standard input, which ends a process of this project."""
-        if self.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # The process has died before it read a request.
-                self.stdin.close()
-
-    def close(self, seconds: float | None = lifetime.GRACE_SECONDS) -> None:
-        """Close its standard input and wait until the process ends; kill it after ``seconds``, if given."""
-        self.close_input()
-        self._end_within(seconds)
-        if self._reader is not None:
-            self._reader.join(READER_SECONDS)  # A grandchild that was forked can hold the pipe open for longer.
-        elif self.stdout is not None:
-            self.stdout.close()
-
-    def terminate_group(self) -> None:
-        """Send SIGTERM to the process and its children, and wait for it; kill it if it takes too long."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGTERM)
-        self._end_within(END_SECONDS)
-
-    def _end_within(self, seconds: float | None) -> None:
-        try:
-            self.wait(seconds)
-        except subprocess.TimeoutExpired:
-            super().kill()
-            self.wait()
 
 
 def keep_private() -> None:
@@ -248,7 +137,7 @@ def call(
     # It inherits the descriptors that the caller made inheritable.
     group = 0 if row.ends_itself else None
     environment = stage_environment(None) | ({"STRATAGEM_KEY": key} if key is not None else {})
-    child = Child(stage_command("call"), environment, process_group=group, close_fds=False)
+    child = Child(stage_command("call"), environment, cwd=config.project_root(), process_group=group, close_fds=False)
     try:
         child.send({"id": 0, "stage": row.name, "arguments": to_json(given)})
         answer = None

@@ -9,16 +9,16 @@ import json
 import signal
 import sys
 import threading
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from tasks import config
-from tasks.process import remote_members, stages
+from tasks.process import stages
 from tasks.process.child import stage_environment, to_json
 from tasks.process.cluster import StageProcesses
 from tasks.process.stages import Output, Stage
-from tasks.records import EvaluationResult, Pace, PreparedDataset, Run, TrainingResult, Trial
+from tasks.records import EvaluationResult, Pace, PreparedDataset, Run, TrainingResult
 from tasks.runs import remote
 from tasks.strategies import engines
 from tasks.system.errors import Interrupted, StratagemError, UserError
@@ -53,17 +53,24 @@ def start_processes(settings: config.Settings, with_cluster: bool = True) -> Sta
         settings: determine the environment.
         with_cluster: False starts a single process, which is enough for a trained model.
     """
-    running, fixed = _own.processes, fixed_at_start(settings)
-    if running is not None and _own.fixed == fixed:
-        # After a failed training the chief can still run the stages that need no other member.
-        enough = running.usable and running.with_cluster if with_cluster else running.first.alive
-        if enough:
-            return running
+    cluster = settings.strategy.cluster if with_cluster else None
+    if (running := _find_running(settings, cluster)) is not None:
+        return running
     stop_processes()
-    started = StageProcesses(settings.strategy, stage_environment(settings), with_cluster, settings.worker_counts)
-    _own.processes, _own.fixed = started, fixed
+    started = StageProcesses(cluster, stage_environment(settings), settings.worker_counts)
+    _own.processes, _own.fixed = started, fixed_at_start(settings)
     _running.add(started)
     return started
+
+
+def _find_running(settings: config.Settings, cluster: config.Cluster | None) -> StageProcesses | None:
+    """Return the stage process of this thread if it fits the settings, with the cluster if they need one."""
+    running = _own.processes
+    if running is None or _own.fixed != fixed_at_start(settings):
+        return None
+    # After a failed training the chief can still run the stages that need no other member.
+    enough = running.first.alive if cluster is None else running.usable and running.cluster is not None
+    return running if enough else None
 
 
 def stop_processes() -> None:
@@ -82,6 +89,8 @@ def give_places_up(settings: config.Settings) -> None:
 
 def interrupt_other_threads() -> None:
     """Interrupt the stage processes of other threads as Ctrl-C does, and their waits for places."""
+    from tasks.process import remote_members
+
     remote_members.stop_waiting()
     for processes in _running - {_own.processes}:
         processes.first.send_signal(signal.SIGINT)
@@ -132,7 +141,11 @@ def call(stage: Stage[..., Output], settings: config.Settings, /, **given: Any) 
             f"TF_CONFIG makes this process {name}, and only the chief runs a pipeline: start the members with "
             "`stratagem run` or `stratagem train`, or unset TF_CONFIG"
         )
-    answer = processes.call(stage.name, {"settings": settings.to_json(), **to_json(given)})
+    try:
+        answer = processes.call(stage.name, {"settings": settings.to_json(), **to_json(given)})
+    finally:
+        if stage.ends_run:
+            remote.finish(given["run"])
     return TypeAdapter(stage.output).validate_python(answer)
 
 
@@ -146,12 +159,6 @@ def measure_pace(settings: config.Settings, prepared: PreparedDataset, examples:
         }
     )
     return stages.measure_pace(alone, prepared=prepared)
-
-
-def end_trial(settings: config.Settings, run: Run, trial: Trial) -> None:
-    """Record in MLflow how a trial ended, and end its run."""
-    stages.end_trial(settings, run=run, trial=trial)
-    remote.finish(run)
 
 
 def train(settings: config.Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
@@ -202,24 +209,11 @@ def assist(settings: config.Settings, prepared: PreparedDataset, evaluates: bool
         processes.call(stage, {"settings": settings.to_json(), **to_json({"prepared": prepared})})
 
 
-def end_run(
-    settings: config.Settings, run: Run, status: Literal["FINISHED", "FAILED", "KILLED"], reason: str | None = None
-) -> None:
-    """End the MLflow run as FINISHED, FAILED or KILLED."""
-    try:
-        stages.end_run(settings, run=run, status=status, reason=reason)
-    finally:
-        remote.finish(run)
-
-
 def _evaluable(settings: config.Settings) -> config.Settings:
     """Return the settings, changed to one device if the run's cluster is not available: a laptop can evaluate a run of
     eight machines."""
     cluster, evaluate = settings.strategy.cluster, settings.evaluate
-    if not settings.evaluates_on_all_devices or cluster is None:
-        return settings
-    running = _own.processes
-    if running is not None and _own.fixed == fixed_at_start(settings) and running.with_cluster and running.usable:
+    if not settings.evaluates_on_all_devices or cluster is None or _find_running(settings, cluster) is not None:
         return settings
     try:
         if engines.is_foreign(cluster):

@@ -20,20 +20,17 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tasks import config
-from tasks.process.child import Child, Message, stage_command
-from tasks.process.remote_members import Allocation, PlacedProcess
+from tasks.process.child import stage_command
 from tasks.process.stages import STAGES, Stage
 from tasks.strategies import engines
 from tasks.strategies.engines import Member
 from tasks.system import errors, lifetime, network
+from tasks.system.child import Child, Message
 from tasks.system.errors import Interrupted, Preempted, ProcessDied, StratagemError, Terminated, UserError
 
-if TYPE_CHECKING:  # A process without a cluster does not need it.
+if TYPE_CHECKING:  # A process without a cluster does not need them.
+    from tasks.process.remote_members import Allocation, PlacedProcess
     from tasks.strategies.engines.isolation import Network
-
-# The message for a stage that was interrupted and did not answer in time, died, or had just ended.
-NOT_SAID = "the next start continues from the latest checkpoint"
-
 
 START_SECONDS = 300.0
 """From a request until the first heartbeat of a process that builds the strategy for it: imports on a busy machine, and
@@ -51,38 +48,21 @@ class MemberProcess(Child):
 
     has_place = True
     """Whether it can be restarted at the same place."""
+    begun = False
+    """Whether it has sent a heartbeat."""
+    silent_seconds = 0.0
+    """Since its last message, or since the request that runs."""
 
     def __init__(
-        self,
-        member: Member,
-        entry: str,
-        environment: Mapping[str, str],
-        log: Path | None,
-        replies: Replies,
-        network: "Network | None",
+        self, member: Member, entry: str, command: Sequence[str], environment: Mapping[str, str], **options: Any
     ) -> None:
-        """Start the process.
-
-        Args:
-            member: its role.
-            entry: the stage of `python -m tasks`.
-            environment: its whole environment.
-            log: for its standard error, which otherwise goes to that of this process.
-            replies: receives its messages, and None at its end.
-            network: the network namespace to start it in, if not this process's.
-        """
+        """Start ``python -m tasks ENTRY``; see ``Child`` for the other arguments."""
         self.member = member
         self.entry = entry
-        command = stage_command(entry)
-        descriptors = () if network is None else network.descriptors
-        if network is not None:
-            command = network.command(command)
-        with log.open("ab") if log is not None else contextlib.nullcontext() as stderr:
-            super().__init__(command, environment, stderr=stderr, pass_fds=descriptors)
-        self.listen(lambda message: replies.put((self, message)))
+        super().__init__(command, environment, **options)
 
 
-OneProcess: TypeAlias = MemberProcess | PlacedProcess
+OneProcess: TypeAlias = "MemberProcess | PlacedProcess"
 """On this machine, or on another one."""
 
 
@@ -98,46 +78,35 @@ class StageProcesses:
     """
 
     def __init__(
-        self,
-        section: config.StrategySection,
-        environment: Mapping[str, str],
-        with_cluster: bool,
-        worker_counts: Sequence[int] = (),
+        self, cluster: config.Cluster | None, environment: Mapping[str, str], worker_counts: Sequence[int] = ()
     ) -> None:
         """Start the processes.
 
         Args:
-            section: the strategy.
+            cluster: the strategy, if several processes train together; None starts one process alone.
             environment: of every process; a member adds its own.
-            with_cluster: False starts one process alone, which can do everything but train.
             worker_counts: allowed numbers of workers on other machines, the largest first; ``workers`` if empty.
         """
-        self.with_cluster = with_cluster or section.cluster is None
+        self.cluster = cluster
         self.restarts: list[str] = []
         """Why members were restarted since the run was started or resumed."""
         self.processes: list[OneProcess] = []
         """The chief first; or the one member that this command starts."""
-        self._cluster = section.cluster if with_cluster else None
-        self._members = engines.members(section) if with_cluster else [engines.ALONE]
+        self._members = [engines.ALONE] if cluster is None else engines.members(cluster)
         self._environment = dict(environment)
         self._worker_counts = worker_counts
         self._replies: Replies = SimpleQueue()
         self._logs: Logs | None = None
         self._network: Network | None = None
         self._placement: Allocation | None = None
-        self._begun: set[OneProcess] = set()
-        """Those that have sent a heartbeat."""
-        self._silent_seconds: dict[OneProcess, float] = {}
-        """Since the last message of each, or since the request that runs."""
         self._num_requests = 0
         self._broken = False
         self._failed = False
-        if self._cluster is not None:
-            self._cpus = self._cluster.cpus
-            seconds = min(5.0, self._cluster.heartbeat_timeout_seconds / 4)
-            self._environment["STRATAGEM_HEARTBEAT_SECONDS"] = str(seconds)
+        if cluster is not None:
+            self._cpus = cluster.cpus
+            self._environment["STRATAGEM_HEARTBEAT_SECONDS"] = str(min(5.0, cluster.heartbeat_timeout_seconds / 4))
             self._logs = Logs()
-            self._network = engines.find_network(self._cluster)
+            self._network = engines.find_network(cluster)
         try:
             self._place()
             self._start()
@@ -164,18 +133,20 @@ class StageProcesses:
     @property
     def is_foreign(self) -> bool:
         """Whether someone else starts the other members."""
-        return engines.is_foreign(self._cluster)
+        return engines.is_foreign(self.cluster)
 
     def _place(self) -> None:
         """Reserve places on other machines, where an engine starts the members there."""
-        engine = engines.find_placing(self._cluster) if self._cluster is not None else None
-        if self._cluster is None or self._logs is None or engine is None:
+        engine = engines.find_placing(self.cluster) if self.cluster is not None else None
+        if self.cluster is None or self._logs is None or engine is None:
             return
+        from tasks.process.remote_members import Allocation
+
         if self._placement is not None:
             self._placement.close()
         self._replies = SimpleQueue()
-        counts, log = self._worker_counts or [self._cluster.workers], self._logs.of(self._cluster.launcher or "")
-        self._placement = Allocation(engine, self._cluster, counts, self._cpus, log, self._replies)
+        counts, log = self._worker_counts or [self.cluster.workers], self._logs.of(self.cluster.launcher or "")
+        self._placement = Allocation(engine, self.cluster, counts, self._cpus, log, self._replies)
         self._cpus = self._placement.cpus  # Another number of threads would change the last digits of the results.
         self._members = self._placement.members
 
@@ -185,12 +156,12 @@ class StageProcesses:
             self._replies = SimpleQueue()
         self.processes = []
         for member in self._members:
-            self.processes.append(self._open(member))
+            self.processes.append(self._open(member))  # One by one: `close` ends those that have started.
 
     def _open(self, member: Member) -> OneProcess:
         entry = "serve"
         if not member.is_chief:
-            entry = "tf_server" if self._cluster is not None and self._cluster.chief_gives_work else "assist"
+            entry = "tf_server" if self.cluster is not None and self.cluster.chief_gives_work else "assist"
         environment, log = {**self._environment, **member.environment}, None
         if self._logs is not None:
             log = self._logs.of(member.name)
@@ -199,7 +170,14 @@ class StageProcesses:
             log = None  # The chief writes to the terminal; only its libraries write to the log.
         if self._placement is not None:
             return self._placement.open(member, entry, environment, log)
-        return MemberProcess(member, entry, environment, log, self._replies, self._network)
+        command, replies = stage_command(entry), self._replies
+        options: dict[str, Any] = {"cwd": config.project_root()}
+        if self._network is not None:
+            command, options["pass_fds"] = self._network.command(command), self._network.descriptors
+        with log.open("ab") if log is not None else contextlib.nullcontext() as stderr:
+            process = MemberProcess(member, entry, command, environment, stderr=stderr, **options)
+        process.listen(lambda message: replies.put((process, message)))
+        return process
 
     def call(self, stage: str, arguments: dict[str, Any]) -> Any:
         """Run a stage and return its record as JSON values.
@@ -213,7 +191,7 @@ class StageProcesses:
         row = STAGES[stage]
         if row.starts_run:
             self.restarts = []
-            if self._cluster is not None:
+            if self.cluster is not None:
                 # First: a member that is lost meanwhile must not leave a run that nobody ends.
                 self._call(STAGES["check"], {name: arguments[name] for name in ("settings", "prepared")})
         return self._call(row, arguments)
@@ -238,7 +216,8 @@ class StageProcesses:
             self._failed, said = True, self._interrupt()
             by_hand = isinstance(stop, KeyboardInterrupt) and not isinstance(stop, Terminated)
             if row.is_shared and self.is_foreign and not by_hand:
-                raise Preempted(f"{row.name} stopped on a signal: {said or NOT_SAID}") from None
+                said = said or "the next start continues from the latest checkpoint"
+                raise Preempted(f"{row.name} stopped on a signal: {said}") from None
             if isinstance(stop, KeyboardInterrupt):
                 raise Interrupted(said or f"{row.name} was interrupted", getattr(stop, "exit_code", 130)) from None
             stop.args = (said or f"{row.name} was interrupted",)  # The reason in the run's status.
@@ -260,7 +239,7 @@ class StageProcesses:
         """
         cluster = json.loads(self.first.member.environment["TF_CONFIG"])["cluster"]
         host, _, port = cluster["chief" if "chief" in cluster else "worker"][0].rpartition(":")
-        limit = self._cluster.heartbeat_timeout_seconds if self._cluster is not None else 0.0
+        limit = self.cluster.heartbeat_timeout_seconds if self.cluster is not None else 0.0
         # A worker has met the chief; a server may be waiting for one that someone has yet to start.
         seen_at = time.monotonic() if self.first.entry == "assist" else math.inf
         try:
@@ -294,10 +273,9 @@ class StageProcesses:
     def _exchange(self, row: Stage[..., Any], arguments: dict[str, Any]) -> Any:
         """Send a request to all processes that take part in it; return the chief's record when all have answered."""
         self._num_requests += 1
-        asked = [self.first]
-        if row.is_shared:
-            asked = [process for process in self.processes if process.entry != "tf_server"]
-        self._silent_seconds = dict.fromkeys(self.processes, 0.0)
+        asked = [one for one in self.processes if one is self.first or (row.is_shared and one.entry == "assist")]
+        for one in self.processes:
+            one.silent_seconds = 0.0
         for one in asked:
             given = arguments
             if one.entry == "assist":
@@ -310,10 +288,7 @@ class StageProcesses:
             if process is None:
                 continue
             if reply is None:
-                if process is not self.first and process in answers:
-                    self._broken = True  # It died after its answer.
-                else:
-                    self._handle_death(process, row)
+                self._handle_death(process, row, missed=process is self.first or process not in answers)
             elif reply.get("id") == self._num_requests:
                 answers[process] = reply
                 # An interrupted training ends on all members, on the chief after its checkpoint is written.
@@ -323,11 +298,10 @@ class StageProcesses:
         if not any("error" in reply for reply in answers.values()):
             return answers[self.first]["record"]
         silent = [one for one in asked if one not in answers]
-        error = self._failure(row, answers, silent)
         for one in silent:  # They wait for members that have failed, and would never read another request.
             one.kill()
         self._broken = self._broken or bool(silent)
-        raise error
+        raise self._failure(row, answers, silent)
 
     def _listen(self, watch: bool = True) -> "tuple[OneProcess | None, Message | None]":
         """Return a process and its message, None for its end; (None, None) if no message comes for a while.
@@ -343,27 +317,28 @@ class StageProcesses:
         reply: Message | None = None
         with contextlib.suppress(Empty):
             process, reply = self._replies.get(timeout=POLL_SECONDS)
-        is_heartbeat = reply is not None and "heartbeat" in reply
         # Not the time since the last heartbeat: after this process itself was stopped, all members would look silent.
         waited = min(time.monotonic() - began, POLL_SECONDS)
-        if process is not None and is_heartbeat:
-            self._begun.add(process)
         for one in self.processes:
-            self._silent_seconds[one] = 0.0 if one is process else self._silent_seconds.get(one, 0.0) + waited
-        if watch and self._cluster is not None:
-            begun = self._cluster.heartbeat_timeout_seconds
+            one.silent_seconds = 0.0 if one is process else one.silent_seconds + waited
+        is_heartbeat = reply is not None and "heartbeat" in reply
+        if process is not None and is_heartbeat:
+            process.begun = True
+        if watch and self.cluster is not None:
+            begun = self.cluster.heartbeat_timeout_seconds
             # Building a strategy waits for all members, including those that someone else has yet to start.
             starting = math.inf if self.is_foreign else max(begun, START_SECONDS)
             for one in list(self.processes):
-                limit = begun if one in self._begun else starting
-                if self._silent_seconds[one] > limit:
+                limit = begun if one.begun else starting
+                if one.silent_seconds > limit:
                     self._lose(one, f"sent no heartbeat for {limit:g} s")
         if is_heartbeat or process not in self.processes:
             return None, None
         return process, reply
 
-    def _handle_death(self, process: OneProcess, row: Stage[..., Any]) -> None:
-        if self._cluster is not None and row.is_shared:
+    def _handle_death(self, process: OneProcess, row: Stage[..., Any], missed: bool) -> None:
+        """Handle the death of a process during a request; it is not missed if it has answered."""
+        if missed and row.is_shared and self.cluster is not None:
             self._lose(process, f"died ({process.death})")
             return
         self._broken = True
@@ -375,10 +350,10 @@ class StageProcesses:
     def _lose(self, process: OneProcess, what: str) -> None:
         """Restart a worker of parameter servers on its own port; the loss of any other member ends all of them."""
         reason = f"{process.member.name} {what}"
-        if self._cluster is None or (process.entry, process.member.job) != ("tf_server", "worker"):
+        if self.cluster is None or (process.entry, process.member.job) != ("tf_server", "worker"):
             raise _Lost(reason)
         process.kill()
-        place, most = self.processes.index(process), self._cluster.max_restarts
+        place, most = self.processes.index(process), self.cluster.max_restarts
         if len(self.restarts) < most and process.has_place:
             self.restarts.append(reason)
             _print(f"{reason}; restarting it ({len(self.restarts)} of {most}); its log: {self.logs}")
@@ -397,14 +372,14 @@ class StageProcesses:
         failed.sort(key=lambda pair: (pair[1]["type"] == "StratagemError", pair[0] is not self.first))
         process, reply = failed[0]
         lost = [one for one, answer in failed if answer.get("lost_peer")]
-        if reply["type"] == "StratagemError" and lost and self._cluster is not None and row.is_shared:
+        if reply["type"] == "StratagemError" and lost and self.cluster is not None and row.is_shared:
             return _Lost(
                 f"{silent[0].member.name} no longer answers" if silent else f"{lost[0].member.name} lost its peers"
             )
         error = errors.from_json(reply)
         if isinstance(error, Interrupted):  # The signal went to that process, not to this command.
             stopped = ", ".join(one.member.name for one, answer in failed if answer.get("told_to_stop"))
-            if self._cluster is None:
+            if self.cluster is None:
                 return Interrupted(str(error), Terminated.exit_code)
             if self.is_foreign:
                 return Preempted(f"{row.name} ended: {error}")
@@ -418,14 +393,12 @@ class StageProcesses:
         for process in self.processes:
             process.kill()
         self._broken = True
-        if self._cluster is None:
-            return
-        if self.is_foreign:
+        if self.cluster is None or self.is_foreign:
             raise StratagemError(
                 f"{stage} ended: {reason}. Start all members again: the same command for each continues from the "
                 f"latest checkpoint. The log: {self.logs}"
             )
-        most = self._cluster.max_restarts
+        most = self.cluster.max_restarts
         again = f"The same command continues from the latest checkpoint; the logs: {self.logs}"
         if len(self.restarts) >= most:
             raise StratagemError(
@@ -434,7 +407,7 @@ class StageProcesses:
         self.restarts.append(reason)
         before = len(self._members)
         try:
-            self._members = engines.members(self._cluster)
+            self._members = engines.members(self.cluster)
             self._place()
         except UserError as error:  # The cluster has changed since the start; the settings have not.
             raise StratagemError(f"{stage} failed: {reason}; {error}. {again}") from None
@@ -487,7 +460,8 @@ class Logs:
     def __init__(self) -> None:
         # The trials of a sweep have a cluster each, in threads of one process.
         name = time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}-{uuid.uuid4().hex[:4]}", time.gmtime())
-        self._folder = _without_run() / name
+        self._without_run = config.project_root() / "mlruns" / "logs"
+        self._folder = self._without_run / name
         self._folder.mkdir(parents=True)
 
     def __str__(self) -> str:
@@ -505,21 +479,17 @@ class Logs:
             folder.mkdir(parents=True, exist_ok=True)
             self._folder = self._folder.rename(folder / self._folder.name)
             with contextlib.suppress(OSError):  # Other commands may have logs there.
-                _without_run().rmdir()
+                self._without_run.rmdir()
 
     def close(self, went_well: bool) -> None:
         """Remove empty logs; remove all of them if nothing failed and they belong to no run."""
-        unwanted = went_well and self._folder.parent == _without_run()
+        unwanted = went_well and self._folder.parent == self._without_run
         with contextlib.suppress(OSError):  # The folder stays as long as it has logs.
             for log in self._folder.iterdir():
                 if unwanted or not log.stat().st_size:
                     log.unlink()
             self._folder.rmdir()
             self._folder.parent.rmdir()
-
-
-def _without_run() -> Path:
-    return config.project_root() / "mlruns" / "logs"
 
 
 def _print(message: str) -> None:

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from tasks import config
-from tasks.process.child import Child, Message, stage_command, stage_environment
+from tasks.process.child import stage_command, stage_environment
 from tasks.records import RolledBack, TrainingResult
 from tasks.system import lifetime
-from tasks.system.errors import StratagemError, cut
+from tasks.system.child import Child, Message
+from tasks.system.errors import StratagemError, last_line
 from tasks.system.imports import import_quietly
 
 
@@ -82,7 +83,8 @@ class ModelLoader:
             backend = os.environ.get("KERAS_BACKEND", "tensorflow")
             environment = {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
             everything = {**stage_environment(None), **environment}
-            self._child = Child(stage_command("load_back"), everything, stderr=subprocess.DEVNULL)
+            root = config.project_root()
+            self._child = Child(stage_command("load_back"), everything, cwd=root, stderr=subprocess.DEVNULL)
         return self._child
 
     def close(self) -> None:
@@ -165,8 +167,7 @@ def _compute(request: Message, functions: Mapping[str, Callable[..., Any]]) -> A
     except Exception as error:
         if os.environ.get("STRATAGEM_DEBUG"):
             raise StratagemError(traceback.format_exc()) from None
-        lines = str(error).strip().splitlines() or ["no message"]
-        raise StratagemError(f"{type(error).__name__}: {cut(lines[-1].strip(), 300)}") from None
+        raise StratagemError(last_line(error)) from None
 
 
 def _forget_project() -> None:

@@ -2,7 +2,6 @@
 of the engine, see `engines.find_placing`."""
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -14,9 +13,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from tasks import config
-from tasks.process.child import Child, Message
 from tasks.strategies.engines import Member
 from tasks.system import errors, lifetime
+from tasks.system.child import Child, Message
 from tasks.system.errors import Interrupted, StratagemError
 
 _waiting: "set[Allocation]" = set()
@@ -29,8 +28,8 @@ def stop_waiting() -> None:
         one.take(errors.to_json(Interrupted("interrupted while waiting for places on the cluster")))
 
 
-class Allocation:
-    """The places of a cluster's members on other machines; closing it gives them up."""
+class Allocation(Child):
+    """The places of a cluster's members on other machines; closing it ends all members, and gives the places up."""
 
     def __init__(
         self,
@@ -60,10 +59,11 @@ class Allocation:
         self._at: dict[int, PlacedProcess] = {}
         with log.open("ab") as stderr:
             environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
-            self._process = Child([sys.executable, "-m", engine], environment, stderr=stderr)
-        self._process.listen(self.take)
+            command = [sys.executable, "-m", engine]
+            super().__init__(command, environment, cwd=config.project_root(), stderr=stderr)
+        self.listen(self.take)
         asked = {"section": section.model_dump(mode="json"), "counts": list(counts), "cpus": cpus}
-        self._process.send({**asked, "log": str(log.resolve())})
+        self.send({**asked, "log": str(log.resolve())})
         _waiting.add(self)
         try:
             while "members" not in (answer := self._answers.get()):
@@ -89,13 +89,9 @@ class Allocation:
         self._tell(place, "start", ["-m", "tasks", entry], str(config.project_root().resolve()), given, log_file)
         return process
 
-    def close(self) -> None:
-        """End all members, and give their places up."""
-        self._process.close()
-
     def _tell(self, place: int, do: str, *arguments: Any) -> None:
         with contextlib.suppress(ValueError):  # It is closed already; its end is among the answers.
-            self._process.send({"member": place, "do": do, "arguments": arguments})
+            self.send({"member": place, "do": do, "arguments": arguments})
 
     def take(self, message: Message | None) -> None:
         """Handle a message from the engine's process; None is its end."""
@@ -113,6 +109,8 @@ class Allocation:
 class PlacedProcess:
     """A member of a cluster on another machine; on this one it would be a `MemberProcess`."""
 
+    begun = False
+    silent_seconds = 0.0
     peak_memory_bytes = 0  # The engine does not report it.
 
     def __init__(self, member: Member, entry: str, tell: Any, replies: "SimpleQueue[Any]") -> None:
@@ -131,9 +129,8 @@ class PlacedProcess:
         if "stderr" in message:
             sys.stderr.write(message["stderr"])
             sys.stderr.flush()
-        elif "line" in message:
-            with contextlib.suppress(ValueError):  # A process that is killed leaves half a line.
-                self._replies.put((self, json.loads(message["line"])))
+        elif "reply" in message:
+            self._replies.put((self, message["reply"]))
         elif not self._over.is_set():
             self.has_place = not message.get("lost", False)
             self._death = message["ended"]
@@ -152,7 +149,7 @@ class PlacedProcess:
 
     def send(self, request: Message) -> None:
         """Send a request; a process that has died does not read it, and its end is among the replies."""
-        self._tell("send", json.dumps(request))
+        self._tell("send", request)
 
     def send_signal(self, number: int) -> None:
         """Send it a signal: SIGINT stops the running stage."""

@@ -17,9 +17,9 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter
 
 from tasks import config
-from tasks.process.child import Message
 from tasks.process.stages import STAGES, Stage
 from tasks.system import errors, lifetime, network, upstream
+from tasks.system.child import Message
 from tasks.system.errors import StratagemError
 from tasks.system.imports import import_quietly
 
@@ -83,10 +83,10 @@ def _answer(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: A
 
 
 def _run(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: Answers, stop: threading.Event) -> Any:
-    if row.stops_gently:
-        lifetime.set_on_signal(stop)
-    else:
-        lifetime.raise_on_signal()
+    def heed_signals() -> None:
+        lifetime.set_on_signal(stop) if row.stops_gently else lifetime.raise_on_signal()
+
+    heed_signals()
     if "settings" in given:
         given["settings"] = config.parse(given["settings"])
     module, _, name = str(row.function if chief else row.workers).partition(":")
@@ -103,6 +103,7 @@ def _run(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: Answ
         # heartbeat, or see standard input close.
         with lifetime.ended_by_the_kernel():
             strategies.build(given["settings"].strategy)
+        heed_signals()  # TensorFlow takes SIGTERM where it builds the strategy of a cluster.
         answers.beat()
     return function(**arguments)
 
@@ -170,6 +171,4 @@ def unexpected(stage: str, error: Exception) -> StratagemError:
     place = f"{config.project_root()}, or the temporary folder,"
     if (explained := messages.explain(error, place, f"{stage} failed: ")) is not None:
         return explained
-    # TensorFlow and Keras put the cause last, after the user code that led there.
-    cause = (str(error).strip() or "no message").splitlines()[-1].strip()
-    return StratagemError(f"{stage} failed: {type(error).__name__}: {cause} (--debug shows the traceback)")
+    return StratagemError(f"{stage} failed: {errors.last_line(error)} (--debug shows the traceback)")

@@ -79,6 +79,8 @@ class Stage(Generic[P, Output]):
     """What the other workers of a cluster run meanwhile, on their part of the data; None if the chief works alone."""
     starts_run: bool = False
     """Whether a run starts or resumes with it: before that, all members of a cluster run ``check``."""
+    ends_run: bool = False
+    """Whether a run ends with it: what ``checkpoint.remote`` lacks of the run is copied then."""
     stops_gently: bool = False
     """Whether it ends after its next step when it receives a signal to stop: its functions take the event ``stop``. One
     that does not take it runs to its end, so that no run stays without one."""
@@ -124,7 +126,7 @@ evaluate = Stage("evaluate", tracked.evaluate, EvaluationResult, workers=evaluat
 evaluate_on_one_device = Stage("evaluate on one device", tracked.evaluate, EvaluationResult)
 register = Stage("register", tracked.register, RegisteredModel)
 write_report = Stage("write_report", tracked.write_report, NoneType)
-end_run = Stage("end_run", tracked.end_run, NoneType, stops_gently=True)
+end_run = Stage("end_run", tracked.end_run, NoneType, stops_gently=True, ends_run=True)
 start_comparison = Stage("start_comparison", experiments.start_comparison, Run)
 report_comparison = Stage("report_comparison", experiments.report_comparison, Comparison)
 start_sweep = Stage("start_sweep", experiments.start_sweep, Run)
@@ -132,7 +134,7 @@ report_sweep = Stage("report_sweep", experiments.report_sweep, NoneType)
 resume_parent = Stage("resume_parent", experiments.resume_part, Run)
 start_trial = Stage("start_trial", experiments.start_trial, Run, starts_run=True)
 resume_trial = Stage("resume_trial", experiments.resume_part, Run, starts_run=True)
-end_trial = Stage("end_trial", experiments.end_trial, NoneType, stops_gently=True)
+end_trial = Stage("end_trial", experiments.end_trial, NoneType, stops_gently=True, ends_run=True)
 find_version = Stage("find_version", tracked.find_version, ModelVersion, on_cpu=True)
 export = Stage("export", exporting.export, ExportedModel, on_cpu=True)
 

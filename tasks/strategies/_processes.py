@@ -30,17 +30,11 @@ def join(section: config.OnJax) -> tuple[int, int]:
     password.
 
     Raises:
-        UserError: TF_CONFIG is not set, or the processes differ in their number of devices.
+        UserError: the processes differ in their number of devices.
     """
     if section.workers == 1:
         return 0, 1
-    text = os.environ.get("TF_CONFIG")
-    if not text:
-        raise UserError(
-            f"strategy.workers = {section.workers}: this process is not a member of a cluster. `stratagem run` starts "
-            "them; or give strategy.workers=1"
-        )
-    values = json.loads(text)
+    values = json.loads(os.environ["TF_CONFIG"])
     jobs = [(job, index) for job in ("chief", "worker") for index in range(len(values["cluster"].get(job, ())))]
     addresses = [values["cluster"][job][index] for job, index in jobs]
     number = jobs.index((values["task"]["type"], values["task"]["index"]))

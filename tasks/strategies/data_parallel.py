@@ -37,9 +37,9 @@ def build(section: config.DataParallel) -> Strategy:
     """Return the strategy with a replica on each of ``section.devices`` of every worker; it waits for all workers.
 
     Raises:
-        UserError: Keras runs on TensorFlow, or a device does not exist.
+        UserError: a device does not exist.
     """
-    require_jax(section.kind)
+    upstream.leave_tensorflow_alone()
     place = _processes.join(section)
     devices = find_devices(section)
     mesh = keras.distribution.DeviceMesh([len(devices)], [section.axis_name], devices)
@@ -101,16 +101,6 @@ def strategy(kind: str, distribution: Any, place: tuple[int, int], **more: Any) 
         backend="jax",
         **more,
     )
-
-
-def require_jax(kind: str) -> None:
-    """Raise ``UserError`` unless Keras runs on JAX in this process; keep Keras from using TensorFlow from then on."""
-    if keras.backend.backend() != "jax":
-        raise UserError(
-            f"strategy.kind = '{kind}': keras.distribution does nothing on the {keras.backend.backend()} backend, and "
-            "Keras was imported with it. Set KERAS_BACKEND=jax before (`stratagem run` does)"
-        )
-    upstream.leave_tensorflow_alone()
 
 
 def _collectives(devices: tuple[str, ...], num_workers: int) -> str:

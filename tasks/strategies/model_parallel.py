@@ -10,6 +10,7 @@ import keras
 
 from tasks import config
 from tasks.strategies import Strategy, _processes, data_parallel
+from tasks.system import upstream
 from tasks.system.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -34,9 +35,9 @@ def build(section: config.ModelParallel) -> Strategy:
     """Return the strategy of a mesh; a rule of ``section.layout`` matches a path or the end of a path.
 
     Raises:
-        UserError: Keras runs on TensorFlow, or the mesh needs more devices than JAX has.
+        UserError: the mesh needs more devices than JAX has.
     """
-    data_parallel.require_jax(section.kind)
+    upstream.leave_tensorflow_alone()
     place = _processes.join(section)
     present, product = keras.distribution.list_devices(), math.prod(section.mesh_shape)
     if section.workers == 1 and product > len(present):

@@ -1,7 +1,6 @@
 """Asynchronous workers on variables that parameter servers hold (tf.distribute.ParameterServerStrategy)."""
 
 import logging
-import os
 
 import tensorflow as tf
 
@@ -17,17 +16,9 @@ def build(section: config.ParameterServer) -> Strategy:
     A step's batch goes to a single worker, so there is one replica for any number of workers.
 
     Raises:
-        UserError: TF_CONFIG has no workers or no parameter servers, or this process is not its chief; or a worker has
-            several GPUs.
+        UserError: a worker has several GPUs.
     """
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    members = resolver.cluster_spec().as_dict()
-    if not (members.get("worker") and members.get("ps")) or resolver.task_type != "chief":
-        raise UserError(
-            f"strategy.kind = '{section.kind}': TF_CONFIG must describe a cluster of a chief, workers and ps, and this "
-            f"process as its chief, but it is {os.environ.get('TF_CONFIG')!r}. Set strategy.launcher=local, which "
-            "creates them"
-        )
     # TensorFlow logs each lost worker in ten lines, twice. The process that starts the workers reports it in one line,
     # and errors are raised anyway.
     tf.get_logger().setLevel(logging.CRITICAL)

@@ -451,11 +451,15 @@ def _statuses(project: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_a_run_that_is_told_to_stop_ends_as_killed_and_leaves_no_process(prepared_project, start):
-    """By a SIGTERM of its own process; tests/flows/test_signals.py has the others."""
-    command = start(*LONG, "-v")
+    """By its terminal, which is closed; tests/flows/test_signals.py has other signals."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # Under nohup, the command would ignore it.
+    try:
+        command = start(*LONG, "-v")
+    finally:
+        signal.signal(signal.SIGHUP, before)
     command.wait_until(EPOCH)
     assert len(command.family) >= 2, "the stage process and the API"
-    command.process.terminate()
+    command.process.send_signal(signal.SIGHUP)
     assert command.process.wait(300) == 143
     assert command.survivors() == []
     assert _statuses(prepared_project) == ["KILLED"]

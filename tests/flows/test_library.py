@@ -178,7 +178,7 @@ def test_a_script_in_another_folder_with_modules_of_our_names(installed, tmp_pat
     assert summary["run_id"] == run["run"]["run_id"]
     assert summary["data_version"] == "3c18f53eff0927cf84d227dcc2cdcf79"
     assert summary["model_version"] == "digits-convnet2/1"
-    lineage = run["lineage"]
+    lineage = run["record"]["lineage"]
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=installed.project, capture_output=True, text=True, check=True
     )
@@ -192,7 +192,7 @@ def test_a_script_in_another_folder_with_modules_of_our_names(installed, tmp_pat
     assert "0000" in refused["run"]
     assert refused["model"].startswith("unknown model 'models:/other@champion'")
     assert "error: " not in done.stderr, "whoever gets an error tells it"
-    page = (installed.project / run["folder"] / "report" / "report.html").read_text()
+    page = (installed.project / run["record"]["folder"] / "report" / "report.html").read_text()
     assert f"stratagem {version}" in page
     with contextlib.closing(sqlite3.connect(installed.project / "mlruns" / "mlflow.db")) as store:
         tags = store.execute("SELECT value FROM tags WHERE key = 'stratagem_version'").fetchall()

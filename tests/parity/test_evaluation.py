@@ -73,7 +73,7 @@ for where in ("run", "one_device"):
         for checkpoint in checkpoints
     ]
     found["pids"].append(client.start_processes(settings).first.pid)
-client.end_run(settings, run, "FINISHED")
+stages.end_run(settings, run=run, status="FINISHED")
 print(json.dumps(found))
 """
 

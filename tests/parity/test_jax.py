@@ -10,12 +10,11 @@ import keras
 import numpy as np
 import pytest
 
-from tasks import config, strategies
+from tasks import config
 from tasks.evaluate import evaluate
 from tasks.modeling import models
 from tasks.process.child import stage_environment
 from tasks.records import TrainingResult
-from tasks.system.errors import UserError
 from tasks.training import model_state
 from tasks.training.checkpoints import Checkpoints
 
@@ -399,13 +398,3 @@ def test_jax(tiny, found):
         assert said in refusal[0]
         assert refusal[1] == 2
         assert "\n" not in refusal[0]
-
-
-@pytest.mark.parametrize("kind", ["data_parallel", "model_parallel"])
-def test_the_tensorflow_backend_is_refused(kind):
-    section = config.strategy_kinds()[kind].model_validate({"kind": kind})
-    with pytest.raises(
-        UserError, match=rf"strategy.kind = '{kind}': keras.distribution does nothing on the tensor"
-    ) as e:
-        strategies.build(section)
-    assert e.value.exit_code == 2

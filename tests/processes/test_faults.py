@@ -206,16 +206,16 @@ def is_pending(number: int, pid: int) -> bool:
     return bool(int(pending, 16) & 1 << (number - 1))
 
 
-def test_a_second_sigterm_stops_at_once_and_damages_nothing(stratagem, mlflow_runs, whole):
+def test_a_second_ctrl_c_stops_at_once_and_damages_nothing(stratagem, mlflow_runs, whole):
     command = stratagem("train", *SAME, *ONE)
     command.wait_until(lambda: newest(command) >= 30)
     (stage,) = command.members("serve")
     stop_and_wait(command, stage)  # It can save nothing now.
-    command.process.send_signal(signal.SIGTERM)
+    command.process.send_signal(signal.SIGINT)
     # Two signals that come before the first is taken are one signal.
     command.wait_until(lambda: is_pending(signal.SIGINT, stage.pid))
-    command.process.send_signal(signal.SIGTERM)
-    assert command.end(60) == 143, command.err.read_text()
+    command.process.send_signal(signal.SIGINT)
+    assert command.end(60) == 130, command.err.read_text()
     assert "stopped at once" in command.err.read_text()
     assert command.survivors() == []
     (run,) = mlflow_runs()

@@ -6,6 +6,7 @@ Each is a real command, given again after the fault; see test_faults.py.
 import contextlib
 import os
 import re
+import resource
 import shutil
 import signal
 import sqlite3
@@ -86,7 +87,13 @@ def test_a_whole_run_whose_flow_is_killed(stratagem, cluster_project, mlflow_run
         for part in ("raw", "prepared"):
             shutil.rmtree(cluster_project / "data" / "digits" / part)
     known = set(flow_runs())
-    command = stratagem("run", *WHOLE)
+
+    def start():
+        command = stratagem("run", *WHOLE)
+        resource.prlimit(command.process.pid, resource.RLIMIT_NOFILE, (64, 64))  # A run needs no more open files.
+        return command
+
+    command = start()
     command.wait_until(lambda: when(command))
     command.members("serve")
     assert len(command.seen) >= (2 if begun else 1), "the API, and the stage process"
@@ -98,7 +105,7 @@ def test_a_whole_run_whose_flow_is_killed(stratagem, cluster_project, mlflow_run
     if begun:
         assert [run["status"] for run in mlflow_runs()] == ["RUNNING"]
 
-    again = stratagem("run", *WHOLE)
+    again = start()
     assert again.end() == 0, again.err.read_text()
     result = again.result
     assert result["flow_run_id"] != killed

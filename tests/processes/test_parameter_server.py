@@ -157,7 +157,7 @@ for name, overrides in json.loads(sys.argv[1]):
     run = stages.start_run(settings, prepared=prepared)
     training = client.train(settings, prepared, run)
     evaluation = client.evaluate(settings, prepared, training, run)
-    client.end_run(settings, run, "FINISHED")
+    stages.end_run(settings, run=run, status="FINISHED")
     placement = json.loads(Path(run.folder, "records", "placement.json").read_text())
     found[name] = {
         "training": training.model_dump(mode="json"), "test": evaluation.metrics, "placement": placement

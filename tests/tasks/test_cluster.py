@@ -130,7 +130,7 @@ def start(tmp_path, monkeypatch):
         members = len(engines.members(section)) if with_cluster else 1
         (tmp_path / "plan.json").write_text(json.dumps(plan | {"members": members}))
         monkeypatch.setattr(cluster, "START_SECONDS", start_seconds)
-        started.append(StageProcesses(section, os.environ, with_cluster))
+        started.append(StageProcesses(section.cluster if with_cluster else None, os.environ))
         return started[-1]
 
     yield start

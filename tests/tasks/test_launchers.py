@@ -260,9 +260,10 @@ def test_a_worker_on_jax_has_rays_gpus_only_where_there_are_as_many_as_it_wants(
 
 
 WORK = """
-import os, signal, sys
+import json, os, signal, sys
 blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-print(sys.argv[1], os.environ["TMPDIR"], os.environ["OTHER"], oct(os.umask(0)), blocked, flush=True)
+found = [sys.argv[1], os.environ["TMPDIR"], os.environ["OTHER"], str(blocked)]
+print(json.dumps(found), flush=True)
 print("for the terminal", file=sys.stderr, flush=True)
 for line in sys.stdin:
     print(line.strip(), flush=True)
@@ -273,22 +274,22 @@ def test_an_actor_runs_a_member_hears_it_and_leaves_nothing(tmp_path, monkeypatc
     (tmp_path / "work.py").write_text(WORK)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     tempfile.tempdir = None
-    actor = ray.MemberActor(0o027)
+    actor = ray.MemberActor()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # As Ray's threads have it.
     actor.start(["work.py", "member"], str(tmp_path), {"OTHER": "given"}, None)
     assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    actor.send('{"id": 1}')
+    actor.send({"id": 1})
     heard = []
-    while not any(message.get("line") == '{"id": 1}\n' for message in heard) or len(heard) < 3:
+    while {"reply": {"id": 1}} not in heard or len(heard) < 3:
         heard.append(actor.read())
-    first, folder, other, mask, blocked = next(one["line"] for one in heard if "line" in one).split()
-    assert (first, other, mask, blocked) == ("member", "given", "0o27", "set()")
+    first, folder, other, blocked = next(one["reply"] for one in heard if "reply" in one)
+    assert (first, other, blocked) == ("member", "given", "set()")
     assert {"stderr": "for the terminal\n"} in heard
     assert folder == str(tmp_path), "the node's own"
     actor.signal(signal.SIGKILL)
     assert actor.read() == {"ended": "SIGKILL"}
     actor.start(["work.py", "again"], str(tmp_path), {"OTHER": ""}, str(tmp_path / "log"))
-    assert actor.read()["line"].startswith("again ")
+    assert actor.read()["reply"][0] == "again"
     actor.close()
     assert actor.read() == {"ended": "exit code 0"}
     assert (tmp_path / "log").read_text() == "for the terminal\n"

@@ -34,7 +34,7 @@ class Member:
     index: int
     is_chief: bool
     """Whether it runs the stages; only the chief tracks, writes checkpoints and prints."""
-    environment: Mapping[str, str]
+    environment: dict[str, str]
     """Variables added to the environment of every stage process."""
 
     @property
@@ -58,22 +58,31 @@ def threads_of(cores: int) -> dict[str, str]:
     return {name: os.environ.get(name, str(count)) for name, count in wanted.items()}
 
 
-def tasks_of(section: config.Cluster, workers: int) -> list[tuple[str, int]]:
-    """Return the (job, index) of each process of a cluster with this number of workers, the chief first."""
-    return [(job, index) for job, count in section.jobs(workers).items() for index in range(count)]
-
-
-def by_job(tasks: Sequence[tuple[str, int]], addresses: Sequence[str]) -> dict[str, list[str]]:
-    """Return the `cluster` of TF_CONFIG for tasks and their addresses, given in the same order."""
+def cluster_of(section: config.Cluster, addresses: Sequence[str]) -> tuple[list[tuple[str, int]], dict[str, list[str]]]:
+    """Return the (job, index) of each process at these addresses, the chief first, and the `cluster` of TF_CONFIG."""
+    workers = len(addresses) - (section.num_processes - section.workers)
+    tasks = [(job, index) for job, count in section.jobs(workers).items() for index in range(count)]
     cluster: dict[str, list[str]] = {}
     for (job, _), address in zip(tasks, addresses, strict=True):
         cluster.setdefault(job, []).append(address)
-    return cluster
+    return tasks, cluster
 
 
 def environment_of(cluster: Mapping[str, Sequence[str]], job: str, index: int) -> dict[str, str]:
     """Return the environment that gives a process its place in a cluster."""
     return {"TF_CONFIG": json.dumps({"cluster": dict(cluster), "task": {"type": job, "index": index}})}
+
+
+def members_at(section: config.Cluster, addresses: Sequence[str], cores: int) -> list[Member]:
+    """Return all members of a cluster at their addresses, the chief first, with ``cores`` cores each."""
+    tasks, cluster = cluster_of(section, addresses)
+    found = []
+    for job, index in tasks:
+        environment = {**environment_of(cluster, job, index), **threads_of(cores)}
+        if section.chief_gives_work and job != "worker":
+            environment["CUDA_VISIBLE_DEVICES"] = ""  # It would take GPU memory from a worker on the same machine.
+        found.append(Member(job, index, (job, index) == tasks[0], environment))
+    return found
 
 
 def find_placing(cluster: config.Cluster) -> str | None:
@@ -190,7 +199,7 @@ def joined_member(
     environment = environment_of(cluster, job, index)
     gpus, wanted = visible_gpus(), section.gpus_per_worker
     if section.chief_gives_work and job != "worker":
-        environment["CUDA_VISIBLE_DEVICES"] = ""  # It would take GPU memory from a worker on the same machine.
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # As above.
     elif wanted is not None and (
         gpus or section.backend == "tensorflow"
     ):  # JAX makes CPU devices where there are no GPUs.
@@ -223,5 +232,5 @@ def member_of_rank(section: config.AnyCluster, addresses: Sequence[str], rank: i
             f"chief these are {section.num_processes} processes, but {source} has {count}. Start as many, or use "
             "other settings"
         )
-    tasks = tasks_of(section, count - (section.num_processes - section.workers))
-    return joined_member(section, by_job(tasks, addresses), *tasks[rank], source)
+    tasks, cluster = cluster_of(section, addresses)
+    return joined_member(section, cluster, *tasks[rank], source)

@@ -4,7 +4,7 @@ share a private network."""
 import os
 
 from tasks import config
-from tasks.strategies.engines import Member, by_job, environment_of, isolation, tasks_of, threads_of
+from tasks.strategies.engines import Member, isolation, members_at
 from tasks.system.errors import UserError
 from tasks.system.machine import free_ports, gpus_in_words, usable_cores, visible_gpus
 
@@ -18,15 +18,12 @@ def members(section: config.AnyCluster) -> list[Member]:
     Raises:
         UserError: the workers need more GPUs than there are.
     """
-    tasks = tasks_of(section, section.workers)
-    cluster = by_job(tasks, [f"127.0.0.1:{port}" for port in free_ports(len(tasks))])
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(section.num_processes)]
+    found = members_at(section, addresses, usable_cores() // section.workers)
     gpus = _gpus_of_workers(section)
-    found = []
-    for job, index in tasks:
-        environment = {**environment_of(cluster, job, index), **threads_of(usable_cores() // section.workers)}
-        if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index]) if job == "worker" else ""
-        found.append(Member(job, index, (job, index) == tasks[0], environment))
+    for member in found if gpus else ():
+        if member.job == "worker":
+            member.environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[member.index])
     return found
 
 

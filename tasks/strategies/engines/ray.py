@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import IO, Any
 
 from tasks import config
-from tasks.strategies.engines import Member, by_job, environment_of, tasks_of, threads_of
+from tasks.strategies.engines import Member, cluster_of, members_at
 from tasks.system import errors
 from tasks.system.errors import UserError
 from tasks.system.network import connection_error
@@ -36,8 +36,8 @@ ADDRESS = "RAY_ADDRESS"
 ANSWER_SECONDS = 5.0
 # An actor's Python process takes seconds to start.
 LOOK_SECONDS = 120.0
-OF_A_NODE = ("CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR")
-"""Variables that keep the node's values; all others come from this command, as with `sbatch`."""
+OF_A_NODE = ("CUDA_VISIBLE_DEVICES", "HOSTNAME")
+"""Variables that keep the node's values, as TMPDIR does; all others come from this command, as with `sbatch`."""
 # After how many seconds of waiting the command prints a message.
 TELL_SECONDS = 5
 # How long to wait for missing nodes: a node that was just started takes a few seconds to join.
@@ -66,36 +66,18 @@ def members(section: config.Cluster) -> list[Member]:
                 "give host:port of a running cluster's head node, such as 10.0.0.1:6379, on a machine that is one of "
                 "its nodes (`ray start --address=HOST:PORT` makes it one)"
             )
-    return [Member(job, index, place == 0, {}) for place, (job, index) in enumerate(tasks_of(section, section.workers))]
-
-
-def members_at(section: config.Cluster, addresses: Sequence[str], cores: int) -> list[Member]:
-    """Return the members at their addresses, the chief first, with ``cores`` cores each."""
-    tasks = tasks_of(section, len(addresses) - _others(section))
-    cluster = by_job(tasks, addresses)
-    found = []
-    for job, index in tasks:
-        environment = {**environment_of(cluster, job, index), **threads_of(cores)}
-        if section.chief_gives_work and job != "worker":
-            environment["CUDA_VISIBLE_DEVICES"] = ""
-        found.append(Member(job, index, (job, index) == tasks[0], environment))
-    return found
-
-
-def _others(section: config.Cluster) -> int:
-    """Return the number of processes that are not workers."""
-    return section.num_processes - section.workers
+    tasks, _ = cluster_of(section, [""] * section.num_processes)
+    return [Member(job, index, place == 0, {}) for place, (job, index) in enumerate(tasks)]
 
 
 class MemberActor:
     """A Ray actor on a node, whose child process is a member.
 
-    Ray copies this class to the node, where only Ray and the standard library are certain to exist.
+    Ray copies this class to the node, which must share the project's folder; `look` checks that.
     """
 
-    def __init__(self, umask: int) -> None:
-        self._umask = umask
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self) -> None:
+        self._child: Any = None
         self._said: SimpleQueue[dict[str, Any]] = SimpleQueue()
 
     def look(self, log: str) -> tuple[str, int, bool]:
@@ -107,69 +89,60 @@ class MemberActor:
             return ray.util.get_node_ip_address(), any_socket.getsockname()[1], os.path.exists(log)
 
     def start(self, arguments: Sequence[str], project: str, environment: Mapping[str, str], log: str | None) -> None:
-        """Run `python ARGUMENTS` in the project's folder; a member that ran here before has ended."""
+        """Run `python ARGUMENTS` in the project's folder; a member that ran here before has ended.
+
+        Without a log file, its standard error goes to the command's standard error.
+        """
+        sys.path.insert(0, project)
+        from tasks.system.child import Child
+
         self.close()
         own = {name: os.environ[name] for name in OF_A_NODE if name in os.environ}
+        everything = {**own, **environment, "TMPDIR": tempfile.gettempdir()}
         # Ray's threads block SIGINT, and child processes inherit this: a member could not be interrupted.
         blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        # Without a log file, its standard error goes to the command's standard error.
         try:
             with open(log, "ab") if log is not None else contextlib.nullcontext(subprocess.PIPE) as stderr:
-                self._process = subprocess.Popen(
-                    [sys.executable, *arguments],
-                    cwd=project,
-                    env={**own, **environment, "TMPDIR": tempfile.gettempdir()},
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=stderr,
-                    umask=self._umask,
-                    process_group=0,
-                )
-            threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
-        except OSError as error:
-            self._said.put({"ended": f"it could not be started ({error})"})
+                child = self._child = Child([sys.executable, *arguments], everything, cwd=project, stderr=stderr)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        showing = threading.Thread(target=self._show, args=(child.stderr,), daemon=True)
+        showing.start()
 
-    def send(self, line: str) -> None:
+        def take(reply: dict[str, Any] | None) -> None:
+            if reply is not None:
+                self._said.put({"reply": reply})
+                return
+            showing.join(1.0)  # A forked grandchild can keep the pipe open for longer.
+            self._said.put({"ended": child.death})
+
+        child.listen(take)
+
+    def send(self, request: dict[str, Any]) -> None:
         """Send a request to the member; do nothing if it has died."""
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self._process.stdin.write(line.encode() + b"\n")
-                self._process.stdin.flush()
+        if self._child is not None:
+            self._child.send(request)
 
     def signal(self, number: int) -> None:
         """Send a signal to the member."""
-        if self._process is not None:
-            self._process.send_signal(number)
+        if self._child is not None:
+            self._child.send_signal(number)
 
     def close(self) -> None:
         """Close the member's standard input, which ends it."""
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        if self._child is not None:
+            self._child.close_input()
 
     def read(self) -> dict[str, Any]:
         """Wait for a message from the member or its end, and return it."""
         return self._said.get()
 
-    def _listen(self, process: "subprocess.Popen[bytes]") -> None:
-        def hand_on(stream: IO[bytes]) -> None:
+    def _show(self, stream: IO[str] | None) -> None:
+        """Pass on what the member writes to standard error."""
+        if stream is not None:
             with stream:
                 while chunk := os.read(stream.fileno(), 65_536):
                     self._said.put({"stderr": chunk.decode("utf-8", "replace")})
-
-        reader = threading.Thread(target=hand_on, args=(process.stderr,), daemon=True)
-        if process.stderr is not None:
-            reader.start()
-        if process.stdout is not None:
-            with process.stdout:
-                for line in process.stdout:
-                    self._said.put({"line": line.decode("utf-8", "replace")})
-        if process.stderr is not None:
-            reader.join(1.0)  # A forked grandchild can keep the pipe open for longer.
-        code = process.wait()
-        self._said.put({"ended": signal.Signals(-code).name if code < 0 else f"exit code {code}"})
 
 
 Say = Callable[..., None]
@@ -253,8 +226,6 @@ def _place(
     from ray.util.placement_group import remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    umask = os.umask(0o077)
-    os.umask(umask)
     while True:
         group, bundle, number = _reserve(section, counts, cpus, say)
         actors = [
@@ -264,7 +235,7 @@ def _place(
                 num_gpus=bundle.get("GPU", 0),
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, place),
             )
-            .remote(umask)
+            .remote()
             for place in range(number)
         ]
         try:
@@ -295,7 +266,7 @@ def _reserve(
     """
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    others = _others(section)
+    others = section.num_processes - section.workers
     began = time.monotonic()
     while True:
         nodes = _nodes()

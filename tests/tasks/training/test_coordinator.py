@@ -1,4 +1,3 @@
-import json
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -12,7 +11,6 @@ from tasks import config, strategies
 from tasks.input import sources
 from tasks.input.order import carve
 from tasks.modeling import losses, metrics, optimizers
-from tasks.system.errors import UserError
 from tasks.training import Training, coordinator, loops
 from tasks.training.callbacks.saving import SaveCheckpoints
 from tasks.training.checkpoints import Checkpoints, State
@@ -293,24 +291,3 @@ def test_a_callback_can_stop_the_training(tiny):
     assert model.optimizer.iterations == coordinator.GROUPS_PER_WORKER
     assert not workers.waiting
     assert [call[0] for call in calls.calls][-2:] == ["on_epoch_end", "on_train_end"]
-
-
-CLUSTER = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
-
-
-@pytest.mark.parametrize(
-    "environment",
-    [
-        None,
-        {"cluster": {"worker": ["127.0.0.1:2"]}, "task": {"type": "worker", "index": 0}},
-        {"cluster": {name: CLUSTER[name] for name in ("chief", "worker")}, "task": {"type": "chief", "index": 0}},
-        {"cluster": CLUSTER, "task": {"type": "worker", "index": 0}},
-    ],
-)
-def test_a_process_that_is_no_chief_of_a_cluster_is_refused(monkeypatch, environment):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    if environment is not None:
-        monkeypatch.setenv("TF_CONFIG", json.dumps(environment))
-    with pytest.raises(UserError, match="TF_CONFIG must describe a cluster of a chief, workers and ps") as error:
-        strategies.build(config.ParameterServer(kind="parameter_server"))
-    assert error.value.exit_code == 2
