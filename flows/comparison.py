@@ -216,7 +216,9 @@ def median_row(found: Sequence[ComparisonRow]) -> ComparisonRow:
 
     Its metrics are those of the first round, which has the given seed.
     """
-    first, *_ = worked = [row for row in found if row.reason is None] or found[:1]
+    worked = [row for row in found if row.reason is None] or found[:1]
+    # A resumed comparison may have measured the first round last.
+    first = min(worked, key=lambda row: row.repeats[0].round if row.repeats else 0)
     figures: dict[str, Any] = {}
     for name in FIGURES:
         values = [value for row in worked if (value := getattr(row, name)) is not None]

@@ -1,4 +1,4 @@
-"""Which rows a comparison trains: pairs of a strategy and a loop, with the same data, seed, epochs and global batch.
+"""Which rows a comparison trains: pairs of a strategy and a loop, with the same data, seeds, epochs and global batch.
 
 This module imports neither Prefect nor a framework, so errors in a comparison's arguments appear at once.
 """
@@ -88,7 +88,7 @@ def plan(
     overrides: Mapping[str, Any],
     prepared: PreparedDataset | None = None,
 ) -> ComparisonPlan:
-    """Return every pair with the same data, seed, epochs and global batch.
+    """Return every pair with the same data, seeds, epochs and global batch.
 
     A batch size per replica counts as the global one: with more replicas, each takes less.
 

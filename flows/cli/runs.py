@@ -204,7 +204,7 @@ def print_difference(found: "RunDifference") -> None:
 
 def prune(
     keep_last: int | None = option("--keep-last", "All but the N newest runs.", "N", min=0),
-    older_than: str | None = option("--older-than", "Runs that ended before this day, or longer ago.", "30d|DATE"),
+    older_than: str | None = option("--older-than", "Runs that ended before a date, or over 30 days ago.", "DATE|30d"),
     not_registered: bool = option("--not-registered", "Runs without a registered model version."),
     dataset: str | None = DATASET,
     unfinished: bool = option(

@@ -46,7 +46,9 @@ IN_POOL = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
 # count as a crash of its flow runs: they get SIGTERM, and report this to Prefect if its server answers.
 MAX_CRASHES = 2
 WORKER_ENDED = "its worker ended"
-NO_CRASH = (WORKER_ENDED, asyncio.run(exception_to_crashed_state(TerminationSignal(signal.SIGTERM))).message)
+SIGTERMED = asyncio.run(exception_to_crashed_state(TerminationSignal(signal.SIGTERM))).message
+# How long a flow run of the worker before may take to save its step and report its SIGTERM.
+ENDING = timedelta(minutes=1)
 # Labels of a flow run on Prefect's server: the number of crashes, and the state about which a notice was sent.
 CRASHES, TOLD = "stratagem.crashes", "stratagem.told"
 # With these a flow run could run any program, or allow itself what STRATAGEM_OWN_CODE forbids.
@@ -60,6 +62,7 @@ TOLD_WITHIN = timedelta(days=1)
 def main() -> None:
     """Deploy, then become the worker."""
     keep_private()
+    began = datetime.now(UTC)
     with get_client(sync_client=True) as client:
         removed = "".join(f"{line}\n" for line in deploy(client, config.project_root()))
         operation.removed_file().write_text(removed, encoding="utf-8")
@@ -67,10 +70,10 @@ def main() -> None:
             return
         try:
             end_unfinished(client)
-            restart_crashed(client, datetime.now(UTC))
+            restart_crashed(client, began, began)
         except httpx.HTTPError as error:
             sys.exit(f"Prefect's server does not answer: {error}")
-    threading.Thread(target=_watch, daemon=True).start()
+    threading.Thread(target=_watch, args=(began,), daemon=True).start()
     os.environ["STRATAGEM_RESUMES"] = "1"  # For the flow runs, see `reporting.reported`.
     command = ["worker", "start", "--pool", POOL, "--type", "process", "--name", WORKER, "--limit", "1"]
     sys.argv = ["prefect", *command, "--install-policy", "never"]
@@ -153,14 +156,21 @@ def end_unfinished(client: SyncPrefectClient) -> None:
         reconciliation.end_flow_run(client, run.id, ended)
 
 
-def restart_crashed(client: SyncPrefectClient, before: datetime) -> None:
-    """Restart flow runs that crashed up to ``before``; report those that have crashed ``MAX_CRASHES`` times."""
+def restart_crashed(client: SyncPrefectClient, before: datetime, began: datetime) -> None:
+    """Restart flow runs that crashed up to ``before``; report those that have crashed ``MAX_CRASHES`` times.
+
+    Args:
+        client: talks to Prefect's server.
+        before: newer crashes may not have settled.
+        began: when this worker began. The end of the one before, which is no crash, ended its flow runs.
+    """
     for run in _in_pool(client, StateType.CRASHED):
         if run.state is None or run.state.timestamp > before:
             continue
         why = run.state.message or "its process died"
         # Prefect counts the starts, but only those after which the flow was running.
-        crashes = int(str(run.labels.get(CRASHES, 0))) + (why not in NO_CRASH)
+        with_worker = why == WORKER_ENDED or (why == SIGTERMED and run.state.timestamp < began + ENDING)
+        crashes = int(str(run.labels.get(CRASHES, 0))) + (not with_worker)
         if crashes >= MAX_CRASHES:
             reason = (
                 f"{why}\n\nIt has crashed {crashes} times. `Retry` on Prefect's page, or `prefect flow-run retry "
@@ -192,13 +202,13 @@ def _tell_failure(client: SyncPrefectClient, run: FlowRun, reason: str) -> None:
         client.update_flow_run_labels(run.id, {TOLD: str(run.state_id)})
 
 
-def _watch() -> None:
+def _watch(began: datetime) -> None:
     """Restart flow runs whose process dies, for example for lack of memory; report those that Prefect rejects."""
     while True:
         time.sleep(WATCH_SECONDS)
         try:
             with get_client(sync_client=True) as client:
-                restart_crashed(client, datetime.now(UTC) - SETTLED)
+                restart_crashed(client, datetime.now(UTC) - SETTLED, began)
                 report_rejected(client)
         except reconciliation.LEFT_FOR_LATER as error:
             print(f"cannot look for crashed flow runs, will try again: {error}", file=sys.stderr, flush=True)

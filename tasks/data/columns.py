@@ -33,6 +33,7 @@ UNSPACED_CHARACTER = re.compile(f"[{cells.UNSPACED}]")
 FEWEST = 10
 """The fewest rows in which distinct values suggest an identifier."""
 MAX_UNITS = 3
+ORDINALS = {"st", "nd", "rd", "th"}
 WITH_UNIT = re.compile(rf"{cells.CURRENCY}?[+-]?\d+(?:[.,]\d+)*\s*(°?[^\W\d_]+(?:/[^\W\d_]+)?|°)")
 PICTURES = re.compile(r".+\.(png|jpe?g|bmp|gif|webp)", re.IGNORECASE)
 ID_NAMES = re.compile(
@@ -180,8 +181,11 @@ class _Sample:
         Raises:
             UserError: the numbers are in several currencies.
         """
-        count, texts = len(self.values), self.lines.split("\n")
-        marks = {*re.findall(f"{cells.CURRENCY}|%", re.sub(r"\d[\d.,\s-]*", " ", self.lines))}
+        count = len(self.values)
+        # A full-width sign is the same sign.
+        lines = unicodedata.normalize("NFKC", self.lines)
+        texts = lines.split("\n")
+        marks = {*re.findall(f"{cells.CURRENCY}|%", re.sub(r"\d[\d.,\s-]*", " ", lines))}
         if len(currencies := sorted(marks - {"%"})) > 1:
             raise UserError(
                 f"dataset.source = '{dataset.source}': the column '{self.name}' has numbers in several currencies: "
@@ -316,7 +320,7 @@ def _decimal(dataset: config.Table, looked: Iterable[_Sample], delimiter: str) -
     # 1.234 is a fraction unless another column has decimal commas, or Excel wrote the file with a locale that has.
     probably_fractions: dict[str, str] = {}
     for sample in looked:
-        texts = sample.lines.split("\n")
+        texts = [value for value in sample.told if isinstance(value, str)]
         marked = [text for text in texts if "," in text or "." in text]
         if not marked or (sample.name in dataset.target and dataset.separator is not None):
             continue
@@ -388,9 +392,9 @@ def _kind(sample: _Sample, dataset: config.Table) -> _Guess:
     if length >= WORDS_OF_A_TEXT and distinct > len(present) / 2 and has_letters:
         are_spaced = all(text == one for text, one in unspaced.items())
         return _Guess("text", "" if are_spaced else "each character is a word, as there are no spaces")
-    units = {found and found[1] for found in map(WITH_UNIT.fullmatch, texts)}
+    units = {found and found[1] for found in map(WITH_UNIT.fullmatch, texts)} - ORDINALS
     why = ""
-    if len(units) <= MAX_UNITS and None not in units:
+    if 0 < len(units) <= MAX_UNITS and None not in units:
         why = f"words, because the numbers have {listed(sorted(map(repr, units)))} after them"
     if distinct == len(values) and len(values) >= FEWEST:
         return _Guess("ignore", "; ".join(["a different value in each row", *filter(None, [why])]))
@@ -416,7 +420,10 @@ def _kind_of_numbers(sample: _Sample, dataset: config.Table) -> _Guess:
         steps = np.diff(numbers)
         if (len(numbers) >= FEWEST and len(set(steps)) == 1) or sample.name.lower() in ("index", "column 1"):
             return _Guess("ignore", "a row number")
-        if len(numbers) >= FEWEST and ((steps > 0).all() or (steps < 0).all()):
+        grows = len(numbers) >= FEWEST and ((steps > 0).all() or (steps < 0).all())
+        are_years = ((numbers >= 1000) & (numbers <= 2100)).all()
+        # Counts that add up, and a measure by which the rows are sorted, begin near 0 for their range.
+        if grows and not are_years and np.abs(numbers).min() > np.ptp(numbers):
             return _Guess("ignore", "whole numbers in the order of the rows, like an identifier")
         by_chance = math.exp(-(count**2) / (2 * float(np.ptp(numbers) + 1)))
         is_code = by_chance < BY_CHANCE or np.abs(numbers).max() > EXACT or ID_NAMES.fullmatch(sample.name)
@@ -444,6 +451,8 @@ def _format_of(sample: _Sample, dataset: config.Table) -> str | None:
     if not few or _are(some, lambda values: cells.days(values, "")):
         return None
     fitting = [form for form in FORMATS if any(_date(text, form) for text in few)]
+    if not any(re.search(r"\b0\d|:0", text) for text in texts):
+        fitting = [form for form in fitting if form != "%H:%M"]  # Of many times, some have a 0; 21:15 may be a score.
     for looked_at in (some, texts):  # All of them only where some do not decide.
         shares = {form: _share_of_dates(looked_at, form) for form in fitting}
         best = max(shares.values(), default=0.0)
@@ -469,6 +478,8 @@ def _date(text: str, form: str) -> datetime | None:
         return None  # At once: there are many forms.
     if re.search(r":\d(?!\d)", text):
         return None  # 16:9 is not a time.
+    if "%Z" in form and not text.endswith((" UTC", " GMT")):
+        return None  # Others are names of time zones only on some machines.
     try:
         return datetime.strptime(text, form)  # noqa: DTZ007 - It is only compared with others.
     except ValueError:

@@ -5,6 +5,7 @@ import contextlib
 import csv
 import re
 import statistics
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -57,6 +58,8 @@ class TableFile:
         self._quoting: Literal[0, 3] = csv.QUOTE_NONE if dataset.quoting == "none" else csv.QUOTE_MINIMAL
         self._kept: list[Chunk] = []
         self.header_lines = 0
+        self.has_row_names = False
+        """Whether the header has one name less than the rows have values, as R writes it."""
         self._rows_are_checked = self.suffix in (".parquet", ".jsonl")
         if not self.path.is_file():
             raise self.refused("no such file")
@@ -108,9 +111,19 @@ class TableFile:
                 return [f"column_{place}" for place in range(1, len(first) + 1)]
             self.header_lines = above + reader.line_num
             names = names_of(first, list(reader))
+            self.has_row_names = len(names) > len(first)
         if any("\0" in name for name in names):
             raise UnicodeError  # UTF-16 without its mark.
-        return names
+        # A description may have a name in another Unicode form than the header has now.
+        of_roles = [getattr(self._dataset, role) for role in ("split_column", "group", "time", "weight")]
+        given = [
+            *self._dataset.target,
+            *(self._dataset.columns or {}),
+            *self._dataset.metadata,
+            *filter(None, of_roles),
+        ]
+        spelled = {unicodedata.normalize("NFC", name): name for name in given}
+        return [spelled.get(name, name) for name in names]
 
     def _open(self) -> TextIO:
         return self.path.open(encoding=self._encoding, newline="")
@@ -320,7 +333,9 @@ def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
 
 
 def doubtful_header(file: TableFile) -> str | None:
-    """Return a note if the first line looks like values and not like column names."""
+    """Return a note if the first line looks like values and not like column names, or has one name less than rows."""
+    if file.has_row_names:
+        return f"the header has one name less than the rows: the first value of each is '{file.names[0]}'"
     if file.suffix not in (".csv", ".tsv") or not file.header_lines:
         return None
     numbers = [name for name in file.names if NUMBER.fullmatch(name)]

@@ -374,9 +374,9 @@ def packages(root: Path) -> Iterator[Remark]:
     pins = [Requirement(line) for line in PIN.findall(lock.read_text(encoding="utf-8"))]
     known, missing, others = 0, [], []
     for one in (one for one in pins if one.marker is None or one.marker.evaluate()):
-        try:
-            installed = metadata.version(one.name)
-        except metadata.PackageNotFoundError:
+        # An interrupted pip leaves a folder without a version.
+        installed = next((found.version for found in metadata.distributions(name=one.name) if found.version), None)
+        if installed is None:
             missing += [f"{one.name}{one.specifier}"] if own else []
             continue
         known += 1

@@ -151,6 +151,8 @@ def end_failed(settings: config.Settings, run: Run, error: BaseException) -> Non
     status: Literal["KILLED", "FAILED"] = "KILLED" if killed else "FAILED"
     try:
         stages.end_run(settings, run=run, status=status, reason=str(error) or type(error).__name__)
+    except errors.Interrupted:
+        pass  # A second signal. The stage has run to its end; if that took too long, the next run ends this one.
     except StratagemError as other:
         print(f"run {run.run_id} could not be ended as {status}: {other}", file=sys.stderr)
 

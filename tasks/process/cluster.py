@@ -220,7 +220,8 @@ class StageProcesses:
                 raise Preempted(f"{row.name} stopped on a signal: {said}") from None
             if isinstance(stop, KeyboardInterrupt):
                 raise Interrupted(said or f"{row.name} was interrupted", getattr(stop, "exit_code", 130)) from None
-            stop.args = (said or f"{row.name} was interrupted",)  # The reason in the run's status.
+            if not isinstance(stop, Exception):  # Prefect's signal does not say why; the run's status does.
+                stop.args = (said or f"{row.name} was interrupted",)
             raise
 
     def _move_logs(self, run_folder: Path | None) -> None:

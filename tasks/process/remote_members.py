@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from tasks import config
-from tasks.strategies.engines import Member
+from tasks.strategies.engines import OF_A_NODE, Member
 from tasks.system import errors, lifetime
 from tasks.system.child import Child, Message
 from tasks.system.errors import Interrupted, StratagemError
@@ -84,7 +84,10 @@ class Allocation(Child):
         """Start a member at its place: `python -m tasks ENTRY`; the arguments are those of `cluster.MemberProcess`."""
         place = self.members.index(member)
         process = self._at[place] = PlacedProcess(member, entry, partial(self._tell, place), self._replies)
+        # The node has its own, unless the engine chose one for this member.
+        of_node = OF_A_NODE - member.environment.keys()
         given = {name: value for name, value in environment.items() if not name.startswith("RAY_")}
+        given = {name: value for name, value in given.items() if name not in of_node}
         log_file = str(log) if log is not None else None
         self._tell(place, "start", ["-m", "tasks", entry], str(config.project_root().resolve()), given, log_file)
         return process

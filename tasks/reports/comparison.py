@@ -228,14 +228,17 @@ def _rounds(comparison: Comparison) -> TableBlock:
 
 
 def _origin(comparison: Comparison) -> TableBlock:
-    measured = "one each" if comparison.rounds == 1 else f"{comparison.rounds} each; figures are medians"
+    measured, seeds = "one each", str(comparison.seed)
+    if comparison.rounds > 1:
+        measured = f"{comparison.rounds} each; figures are medians, metrics are those of the first round"
+        seeds = f"{comparison.seed}, and the next number in each further round"
     return facts(
         {
             "dataset": comparison.dataset,
             "data version": comparison.data_version or "not under DVC",
             "git commit": comparison.git_commit or "none",
             "model": comparison.model,
-            "seed": str(comparison.seed),
+            "seed": seeds,
             "trained": f"{comparison.epochs} epochs, {comparison.global_batch_size:,} examples per step",
             "processor cores": str(comparison.num_cores),
             "measurements": measured,

@@ -335,7 +335,7 @@ def _worst(material: Material) -> list[tuple[int, str, str]]:
     """Return row, true and predicted value of the worst examples, the worst first."""
     labels, outputs = material.predicted
     if material.task == "regression":
-        rows = _largest(material.scores, above=-1)
+        rows = _largest(np.nan_to_num(material.scores, nan=np.inf), above=-1)
         return [(row, _numbers(labels[row]), _numbers(outputs[row])) for row in rows]
     names, shares = material.class_names, material.probabilities
     if material.task == "multilabel":

@@ -16,11 +16,11 @@ def count(num: int, what: str) -> str:
 def duration(seconds: float) -> str:
     """Return a time with three digits and the unit that fits it, such as 450 ms."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
-        if seconds >= length:
-            return f"{seconds / length:.3g} {unit}"
+        if (rounded := float(f"{seconds / length:.3g}")) >= 1:
+            return f"{rounded:,g} {unit}"
     return f"{seconds * 1e6:.3g} us"
 
 
 def number(value: float, digits: int = 6) -> str:
-    """Return a number with at most this many digits, such as 1,234.5."""
-    return f"{value:,.{digits}g}"
+    """Return a number rounded to this many digits, such as 1,234.5; from a million on as 1.2e+06."""
+    return f"{float(f'{value:.{digits}g}'):,.{max(digits, 6)}g}"

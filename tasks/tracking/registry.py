@@ -205,8 +205,9 @@ def registering() -> Iterator[None]:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "stratagem")
         with contextlib.suppress(OSError):
             cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(cache, os.W_OK):
-            path = cache / f"{hashlib.sha256(place.encode()).hexdigest()}.lock"
+            of_server = cache / f"{hashlib.sha256(place.encode()).hexdigest()}.lock"
+            of_server.touch(mode=0o600)
+            path = of_server
     lock = FileLock(path, timeout=LOCK_SECONDS)
     try:
         lock.acquire()

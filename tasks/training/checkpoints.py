@@ -142,7 +142,7 @@ class Checkpoints:
         needed = sum(array.nbytes for array in arrays.values()) + SPARE_BYTES
         free = shutil.disk_usage(self.folder).free
         if free < needed:
-            raise self._unwritten(state.step, f"it needs {units.size(needed)}, and {units.size(free)} are free")
+            raise self._unwritten(state.step, f"it needs {units.size(needed)}, but only {units.size(free)} are free")
         self._writer.start(self._write, arrays, state, dict(values or {}))
 
     def find(self, which: Literal["latest", "best"] | int) -> int:

@@ -296,6 +296,7 @@ def test_prefect_yaml_is_the_truth_also_while_up_runs(operated):
     assert removed.format("training") in up.stdout.splitlines()
     assert (crons("nightly"), crons("training")) == (["0 4 * * *"], ["0 6 * * 0"])
     shown = operated.command("status").stdout
+    assert {"nightly", "training"} <= {*shown.split()}
     assert re.findall(r"(?:nightly|training) +on request", shown) == [], "also before Prefect has planned the next run"
     assert "sweep" not in deployments()
     path.write_text("deployments: [\n")

@@ -50,10 +50,10 @@ def test_a_flow_run_is_restarted_once_also_if_it_dies_before_it_runs(told, has_r
     for start in (1, 2):
         server.set_flow_run_state(server.run.id, Crashed(message="it died"))
         server.run.run_count = start if has_run else 0
-        worker.restart_crashed(server, NOW - timedelta(minutes=1))
+        worker.restart_crashed(server, NOW - timedelta(minutes=1), NOW)
         assert server.run.state.is_crashed(), "Prefect may report the crash once more"
         for _ in range(2):
-            worker.restart_crashed(server, datetime.now(UTC))
+            worker.restart_crashed(server, datetime.now(UTC), NOW)
         assert server.run.state.is_scheduled() == (start == 1)
     (restarted, how), (failed, reason) = told
     assert (restarted, failed) == ("a-training restarts after a crash", "a-training failed")
@@ -64,14 +64,23 @@ def test_a_flow_run_is_restarted_once_also_if_it_dies_before_it_runs(told, has_r
     )
 
 
-@pytest.mark.parametrize("why", worker.NO_CRASH)
+@pytest.mark.parametrize("why", [worker.WORKER_ENDED, worker.SIGTERMED])
 def test_a_worker_that_ended_is_no_crash_of_its_flow_runs(told, why):
     server = Server(Scheduled(), 0)
     for start in range(1, 6):
         server.set_flow_run_state(server.run.id, Crashed(message=why))
         server.run.run_count = start
-        worker.restart_crashed(server, datetime.now(UTC))
+        worker.restart_crashed(server, datetime.now(UTC), datetime.now(UTC))
         assert server.run.state.is_scheduled(), "a training of several days continues after each `down` and `up`"
+
+
+def test_a_flow_run_that_gets_sigterm_while_its_worker_lives_has_crashed(told):
+    server = Server(Scheduled(), 0)
+    for start in (1, 2):
+        server.set_flow_run_state(server.run.id, Crashed(message=worker.SIGTERMED))
+        server.run.run_count = start
+        worker.restart_crashed(server, datetime.now(UTC), NOW - timedelta(hours=1))
+        assert server.run.state.is_scheduled() == (start == 1)
 
 
 @pytest.mark.parametrize(("starts", "hours", "count"), [(0, 1, 1), (0, 25, 0), (1, 1, 0)])

@@ -327,7 +327,7 @@ def test_a_disk_without_enough_room_keeps_the_last_checkpoint(tmp_path, mount_sm
         saved.find("latest")
         with pytest.raises(
             StratagemError,
-            match=r"step 2 cannot be written to .+/c: it needs 1.2 MB, and 1.1 MB are free; that of step 1 is intact",
+            match=r"step 2 cannot be written to .+/c: it needs 1.2 MB, but only 1.1 MB are free; that of step 1",
         ):
             saved.save(build(units=5_000), state(2))
         assert [path.name for path in (tmp_path / "c").iterdir()] == ["1"]

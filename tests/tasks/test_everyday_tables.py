@@ -1,6 +1,7 @@
 """Tables as people write them: what is read, what is said of it, and what is asked."""
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -75,9 +76,11 @@ WRITTEN = [
     (["\u22125.5", "17.25", "+3"], [-5.5, 17.25, 3], ""),
     ([" 5.5", "17.25 ", "3"], [5.5, 17.25, 3], ""),
     (["$ 1,200.50", "$ (3.25)", "$1.00"], [1200.5, -3.25, 1], "numbers with $"),
-    (["￥1,200.5", "￥90.25", "￥7.5"], [1200.5, 90.25, 7.5], "numbers with ￥"),
+    (["￥1,200.5", "￥90.25", "￥7.5"], [1200.5, 90.25, 7.5], "numbers with ¥"),
     (["1,200円", "90円", "7.5円"], [1200, 90, 7.5], "numbers with 円"),
+    (["¥1,200.5", "￥90.25", "￥7.5"], [1200.5, 90.25, 7.5], "numbers with ¥"),
     (["1'200.-", "90.-", "7.5"], [1200, 90, 7.5], ""),
+    (["1'200.--", "CHF 90.--", "7.5"], [1200, 90, 7.5], ""),
     (["1.200,- €", "90,– €", "7,5 €"], [1200, 90, 7.5], "numbers with €"),
 ]
 
@@ -221,6 +224,22 @@ def test_a_word_for_the_present_is_no_date(word, form):
             cells.days(values, "when", form)
 
 
+def test_scores_are_no_times_of_day():
+    dataset, _ = guess(csv_of(own=times_of(["21:15", "21:19", "15:21", "21:18"])))
+    assert dataset.columns["own"].kind == "category"
+
+
+def test_a_time_zone_is_read_alike_on_every_machine(monkeypatch):
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        dataset, _ = guess(csv_of(own=times_of(["2024-01-01 10:00:00 CET", "2024-07-02 11:00:00 CEST"])))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert dataset.columns["own"].kind == "category"
+
+
 def test_a_few_mistakes_among_dates_are_named():
     texts = ["unknown" if row % 10 == 3 else f"{1 + row % 28:02}/{1 + row // 28:02}/2025" for row in range(40)]
     assert "written as %d/%m/%Y; 4 of 40 are 'unknown' and count as missing" in prepare(csv_of(when=texts))[1]
@@ -270,6 +289,8 @@ def test_what_says_which_row_it_is_is_ignored_and_that_is_said(name):
         [str(row**3 * 7_919 % 90_001) for row in range(1, 41)],  # Whole numbers of a wide range: incomes, populations.
         [str(18 + row * 5 % 31) for row in range(40)],
         [f"{row / 4}" for row in range(40)],
+        [str(3 + 7 * row**2) for row in range(40)],  # Counts that add up.
+        [str(12_000 + 2_000 * row + row % 3 * 100) for row in range(40)],  # The rows are sorted by it.
     ],
 )
 def test_measured_numbers_stay(texts):
@@ -468,11 +489,33 @@ def test_the_names_of_rows_that_r_writes_are_a_column():
     content = "\n".join([header, *(f"Ann {row},{line}" for row, line in enumerate(rows))])
     prepared, said = prepare(content)
     assert "ignore column 1 (a different value in each row)" in said
+    assert "the header has one name less than the rows: the first value of each is 'column 1'" in said
     np.testing.assert_allclose(numbers_of(prepared, "plain"), sorted(map(float, PLAIN)), rtol=1e-6)
     for some in (content, "\n".join(content.splitlines()[:2])):
         Path("some.csv").write_text(some)
         (read,) = Reader(Wanted({"plain": "number"}, ("number",)), Path.cwd(), 100, "utf-8").read(["some.csv"])
         assert list(read.columns["plain"]) == PLAIN[: len(some.splitlines()) - 1]
+
+
+def test_a_line_break_in_the_last_row_that_is_looked_at_hides_no_names_of_rows():
+    rows = [f'{row},"line {row % 7}\nanother line",{row % 2}' for row in range(60)]
+    for first in ([], ["a,short,1"]):
+        names = guess("\n".join(["text,label", *first, *rows]))[0].columns
+        assert list(names) == ["column 1", "text"]
+
+
+def test_a_header_that_lacks_a_name_is_not_taken_for_one_of_r(tmp_path):
+    rows = [f"{20 + row % 30},{2000 + row},{'yn'[row % 2]},ab" for row in range(45)]
+    with pytest.raises(UserError, match="line 2 has 4"):
+        prepare("\n".join(["age,income,label", *rows]))
+
+
+def test_rows_without_a_value_are_examples_without_a_label_where_there_may_be_several(capsys):
+    rows = [f"{row},{'' if row % 5 == 4 else PLAIN[row]},{'' if row % 5 == 4 else 'x;y'}" for row in range(40)]
+    columns = {"id": "ignore", "plain": "number"}
+    prepared, _ = prepare("\n".join(["id,plain,label", *rows]), columns=columns, separator=";")
+    assert sum(split.num_examples for split in prepared.splits.values()) == 40
+    assert "left out" not in capsys.readouterr().err
 
 
 def test_rows_without_any_value_are_left_out_and_counted(capsys):
@@ -482,7 +525,7 @@ def test_rows_without_any_value_are_left_out_and_counted(capsys):
     assert "number (a row number)" in said
     assert sum(split.num_examples for split in prepared.splits.values()) == 40
     assert not any(split.num_missing for split in prepared.splits.values())
-    assert "left out: 3 of 43 rows without any value" in capsys.readouterr().err
+    assert "left out: 3 of 43 rows without a value in the columns that are used" in capsys.readouterr().err
 
 
 def test_names_of_columns_have_one_unicode_form():

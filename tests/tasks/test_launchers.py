@@ -296,6 +296,35 @@ def test_an_actor_runs_a_member_hears_it_and_leaves_nothing(tmp_path, monkeypatc
     tempfile.tempdir = None
 
 
+def test_an_actor_reports_a_member_that_cannot_be_started(tmp_path):
+    actor = ray.MemberActor()
+    actor.start(["work.py"], str(tmp_path), {}, str(tmp_path / "missing" / "log"))
+    assert actor.read()["ended"].startswith("it could not be started (FileNotFoundError: ")
+
+
+ACTOR_WITHOUT_TASKS = """
+import sys
+place, folder = sys.argv[1:]
+sys.path.insert(0, place)
+from tasks.strategies.engines.ray import MemberActor
+sys.path.remove(place)
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
+for name in [name for name in sys.modules if name.partition(".")[0] == "tasks"]:
+    del sys.modules[name]
+actor = MemberActor()
+actor.start(["-c", "print(1)"], folder, {"PYTHONPATH": place}, None)
+print(actor.read())
+"""
+
+
+def test_an_actor_finds_its_code_where_the_command_does(tmp_path, run):
+    """As in a project made from the wheel, whose folder does not contain `tasks`."""
+    (tmp_path / "actor.py").write_text(ACTOR_WITHOUT_TASKS)
+    place = str(Path(ray.__file__).parents[3])
+    found = run(["python", "-P", tmp_path / "actor.py", place, str(tmp_path)], cwd=tmp_path, env={"PYTHONPATH": ""})
+    assert found.stdout == "{'reply': 1}\n", found.stderr
+
+
 # A server that lets in everybody, as TensorFlow's, in a network of
 # its own, and who reaches it.
 STRANGER = r"""

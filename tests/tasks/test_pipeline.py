@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,7 @@ from tasks.operations import pipeline
 from tasks.records import PreparedDataset
 from tasks.runs import entries, lineage
 from tasks.strategies import engines
-from tasks.system.errors import UserError
+from tasks.system.errors import Interrupted, UserError
 from tests.tasks.clusters import TWO, place_of
 from tests.tasks.written_runs import run_id_of, write_run, write_summary
 
@@ -66,3 +67,14 @@ def test_a_run_that_cannot_be_evaluated_is_refused(project):
     for name in (run_id, run_id[:6]):
         with pytest.raises(UserError, match=f"{run_id} did not finish its training: resume it with `stratagem train"):
             pipeline.load_training(None, [], name)
+
+
+def test_a_second_signal_while_a_run_is_ended_is_no_failure_to_end_it(monkeypatch, capsys):
+    """The stage runs to its end, and then says that it was interrupted."""
+
+    def interrupted(settings, **arguments):
+        raise Interrupted("end_run was interrupted")
+
+    monkeypatch.setattr(pipeline.stages, "end_run", interrupted)
+    pipeline.end_failed(None, SimpleNamespace(run_id="0a"), KeyboardInterrupt())
+    assert capsys.readouterr().err == ""

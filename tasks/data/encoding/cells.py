@@ -54,7 +54,7 @@ _NUMBER = r"""
     (?:CURRENCY)? \s* (?P<open>\()? \s* (?P<sign>[+\-\u2212])? \s* (?P<before>CURRENCY)? \s* (?P<inner>[+\-\u2212])? \s*
     (?: (?P<whole> [1-9]\d{0,2} (?P<between>[GROUP'\u2019\u00a0\u202f\u2009\x20])\d{3} (?:(?P=between)\d{3})*
                    | [1-9]\d? (?:[GROUP]\d{2})+ [GROUP]\d{3} | \d+ )
-        (?:DECIMAL (?:[DASH] | (?P<fraction>\d*)))? | DECIMAL (?P<only>\d+) )
+        (?:DECIMAL (?:[DASH]{1,2} | (?P<fraction>\d*)))? | DECIMAL (?P<only>\d+) )
     (?P<power>[eE][+-]?\d+)? \s* (?P<after>%|CURRENCY)? \s* (?P<trailing>-)? \s* (?P<close>\))?
 """
 WRITTEN = {

@@ -5,6 +5,7 @@ get their predictions. No part is kept, so memory use does not grow with the len
 """
 
 import codecs
+import contextlib
 import csv
 import io
 import itertools
@@ -267,7 +268,7 @@ class Reader:
         are named by their places (``column_1``), a file needs no header. The delimiter is the comma, semicolon, tab or
         bar that yields most of the model's columns.
         """
-        columns = list(self.wanted.columns)
+        columns = [_name(one) for one in self.wanted.columns]
         csv.field_size_limit(self.max_field)
         with self._open_text(file) as text:
             above = list(itertools.islice(text, LINES_ABOVE))
@@ -279,7 +280,10 @@ class Reader:
             lines = noted(itertools.chain(above[header:], text), of_row)
             reader = csv.reader(lines, delimiter=delimiter, strict=True)
             top = next(reader, [])
-            names = names_of(top, list(csv.reader(above[header + reader.line_num :], delimiter=delimiter)))
+            below: list[list[str]] = []
+            with contextlib.suppress(csv.Error):  # A value that is too long spoils only its row, later.
+                below.extend(csv.reader(above[header + reader.line_num :], delimiter=delimiter))
+            names = names_of(top, below)
             if by_place:
                 names = [f"column_{place}" for place in range(1, len(top) + 1)]
             check_columns(name, columns, names)
@@ -418,11 +422,13 @@ def check_columns(name: str, columns: Sequence[str], there: Sequence[str]) -> No
 def names_of(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the names of the columns of CSV from its header and some of the rows below it.
 
-    pandas writes an index without a name, and Excel a column that was once used; R writes nothing for row names, so
-    that its header has one value less.
+    pandas writes an index without a name, and Excel a column that was once used; R writes nothing for row names, which
+    all differ, so that its header has one value less.
     """
     rows = [row for row in rows if row]
-    if rows and any(row[-1] for row in rows) and all(len(row) == len(header) + 1 for row in rows):
+    rows = rows[:-1] or rows  # The last one may end within a value.
+    are_names = len({row[0] for row in rows}) == len(rows) > 0
+    if are_names and any(row[-1] for row in rows) and all(len(row) == len(header) + 1 for row in rows):
         header = ["", *header]
     return [_name(text) or f"column {place}" for place, text in enumerate(header, 1)]
 

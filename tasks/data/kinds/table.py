@@ -235,14 +235,17 @@ class ScannedTable:
         return self.read(name, partial(cells.days, form=column.format if column else None), "another dataset.time")
 
     def _empty_rows(self) -> Mask:
-        """Return which rows have no value in any column, bool (n,), such as those that Excel writes below a table."""
+        """Return which rows have no value in any column that is used, bool (n,), as below a table of Excel's."""
+        if self.dataset.separator is not None:  # Such a row is an example without a label.
+            return np.zeros(len(self.usable), bool)
         empty: Mask = np.all([self.is_missing(name, self.columns[name]) for name in self.dataset.target], 0)
         for first, chunk in self.chunks(self._wanted) if empty.any() else ():
             rows = slice(first, first + num_rows_of(chunk))
-            for name, values in chunk.items():
+            for name, values in chunk.items() if empty[rows].any() else ():
                 empty[rows] &= self.is_missing(name, values)
         if empty.any():
-            print(f"left out: {int(empty.sum()):,} of {len(empty):,} rows without any value", file=sys.stderr)
+            count = f"{int(empty.sum()):,} of {len(empty):,} rows"
+            print(f"left out: {count} without a value in the columns that are used", file=sys.stderr)
         return empty
 
     def _use_missing(self, name: str, how: str) -> None:

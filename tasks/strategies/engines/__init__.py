@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from tasks.strategies.engines.isolation import Network
 
 
+OF_A_NODE = frozenset({"CUDA_VISIBLE_DEVICES", "HOSTNAME"})
+"""Variables of which a member on another machine has the machine's values, as of TMPDIR; all others come from this
+command, as with `sbatch`."""
+
+
 @dataclass(frozen=True)
 class Member:
     """One process of a cluster."""

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import IO, Any
 
 from tasks import config
-from tasks.strategies.engines import Member, cluster_of, members_at
+from tasks.strategies.engines import OF_A_NODE, Member, cluster_of, members_at
 from tasks.system import errors
 from tasks.system.errors import UserError
 from tasks.system.network import connection_error
@@ -36,8 +36,6 @@ ADDRESS = "RAY_ADDRESS"
 ANSWER_SECONDS = 5.0
 # An actor's Python process takes seconds to start.
 LOOK_SECONDS = 120.0
-OF_A_NODE = ("CUDA_VISIBLE_DEVICES", "HOSTNAME")
-"""Variables that keep the node's values, as TMPDIR does; all others come from this command, as with `sbatch`."""
 # After how many seconds of waiting the command prints a message.
 TELL_SECONDS = 5
 # How long to wait for missing nodes: a node that was just started takes a few seconds to join.
@@ -93,7 +91,14 @@ class MemberActor:
 
         Without a log file, its standard error goes to the command's standard error.
         """
-        sys.path.insert(0, project)
+        try:
+            self._start(arguments, project, environment, log)
+        except Exception as error:  # Nobody reads what this call raises.
+            self._said.put({"ended": f"it could not be started ({type(error).__name__}: {error})"})
+
+    def _start(self, arguments: Sequence[str], project: str, environment: Mapping[str, str], log: str | None) -> None:
+        # Where the command finds `tasks`: a project made from the wheel does not contain it.
+        sys.path[:0] = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), project]
         from tasks.system.child import Child
 
         self.close()
