@@ -35,7 +35,7 @@ COMMANDS = {
 WITH_EXAMPLES = ["run", "compare", "sweep", "data", "runs", "report", "predict", "ui", "up", "submit"]
 # Short and older names, which also work.
 OLDER = ["download", "prepare", "register", "rollback", "export", "serve-model", "reproduce", "sync", "logs"]
-# DESIGN.md, "The command": what `run --json` gives at least.
+# What `run --json` gives at least.
 KEYS = {
     "run_id", "flow_run_id", "git_commit", "data_version", "dataset", "strategy", "loop", "num_replicas", "epochs",
     "steps", "examples_per_second", "metrics", "checkpoint", "weights_digest", "model_uri", "model_version", "aliases",

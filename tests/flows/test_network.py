@@ -120,7 +120,7 @@ def test_a_link_that_stays_cut_ends_all_with_one_message_and_the_same_command_go
 def test_a_worker_with_other_code_is_refused_by_name(hosts, train, prepared_project, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(prepared_project, other, symlinks=True)
-    with (other / "tasks" / "losses.py").open("a") as file:
+    with (other / "tasks" / "modeling" / "losses.py").open("a") as file:
         file.write("\n\nOTHER = 1\n")
     commands = train(hosts(2), wraps=((), ("env", f"--chdir={other}")), PYTHONPATH=str(other))
     assert [one.process.wait(PATIENCE_SECONDS) for one in commands] == [1, 2]
