@@ -26,7 +26,8 @@ class Resumption:
     """Which run to resume, if any; by default the newest unfinished one that matches."""
 
     run: str | None = None
-    """An id, or ``latest`` on the dataset; None is the newest run with the same settings, data and code, if it is unfinished."""
+    """An id, or ``latest`` on the dataset; None is the newest run with the same settings, data and code, if that is
+    unfinished."""
     allow_changes: bool = False
     """Resume ``run`` even if changed settings or data make it another training."""
     fresh: bool = False
