@@ -35,7 +35,7 @@ def test_of_numbers_that_quantiles_scale_the_values_are_told_and_not_their_place
     data.print_dataset(scaled)
     lines = [line.rstrip().split(maxsplit=3) for line in capsys.readouterr().out.splitlines()]
     assert ["age", "number", "0", "mean 47.5, deviation 12"] in lines
-    assert ["income", "number", "0", "from 0 to 1.2e+05, scaled by quantiles"] in lines
+    assert ["income", "number", "0", "from 0 to 120,000, scaled by quantiles"] in lines
 
 
 def test_another_scale_is_a_difference(scaled):

@@ -219,7 +219,11 @@ def test_a_comparison_as_a_page(tmp_path):
         "2 devices share 2 cores.\n\n"
     ) in page.read_text()
     assert page.read_text().startswith("# mlp on digits: model_parallel, tpu\n\n")
-    for line in ("| seed | 7 |", "| git commit | abc |", "| measurements | 2 each; figures are medians |"):
+    for line in (
+        "| seed | 7, and the next number in each further round |",
+        "| git commit | abc |",
+        "| measurements | 2 each; figures are medians, metrics are those of the first round |",
+    ):
         assert line in page.read_text()
 
 

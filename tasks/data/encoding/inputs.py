@@ -426,7 +426,7 @@ def names_of(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     all differ, so that its header has one value less.
     """
     rows = [row for row in rows if row]
-    rows = rows[:-1] or rows  # The last one may end within a value.
+    rows = rows[:-1] if len(rows) > 2 else rows  # The last one of many may end within a value.
     are_names = len({row[0] for row in rows}) == len(rows) > 0
     if are_names and any(row[-1] for row in rows) and all(len(row) == len(header) + 1 for row in rows):
         header = ["", *header]
