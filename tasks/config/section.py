@@ -178,7 +178,7 @@ def sections_in(annotation: Any) -> list[type[Section]]:
 def by_kind(union: Any) -> Any:
     """Return a union of sections of which ``kind_of`` says which one a value is."""
     tagged = [Annotated[one, Tag(kind)] for kind, one in kinds_in(union).items()]
-    return Annotated[Union[tuple(tagged)], Discriminator(kind_of)]  # noqa: UP007
+    return Annotated[Union[tuple(tagged)], Discriminator(kind_of)]  # noqa: UP007  # `|` cannot join a list.
 
 
 def kinds_in(union: Any) -> dict[str, type[Section]]:

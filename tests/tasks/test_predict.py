@@ -344,7 +344,7 @@ def test_a_model_that_brings_other_code_of_the_same_name_takes_its_own(project, 
         )
         (folder / "code" / "own_layers.py").write_text(code)
         scope: dict[str, object] = {}
-        exec(compile(code, "own", "exec"), scope)  # noqa: S102
+        exec(compile(code, "own", "exec"), scope)  # noqa: S102  # The code is written above.
         inputs = keras.Input((2,), name="number")
         keras.Model(inputs, scope["Times"]()(inputs)).save(folder / "model.keras")
         found[unit] = trained_models.TrainedModel(
