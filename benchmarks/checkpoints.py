@@ -44,9 +44,8 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
     }
     found = measure.alternate("checkpoints", repeats, variants)
     about = (
-        f"{dataset}, {epochs} epochs, {repeats} repeats: the variants take turns, each in its own process; "
-        "median (range). Conv32-Pool-Dense64, Adam, 64 examples per step, `fit`; `stratagem train`, with MLflow and "
-        "system metrics."
+        f"{dataset}, {epochs} epochs, {repeats} repeats. Conv32-Pool-Dense64, Adam, 64 examples per step, `fit`; "
+        "`stratagem train`, with MLflow and system metrics."
     )
     lines = measure.answers(QUESTIONS, found.figures)
     return measure.section(HEADING, ("tensorflow", "keras", "mlflow"), found.others, about, lines)

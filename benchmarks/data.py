@@ -48,21 +48,20 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
     """Measure; return the page's section."""
     (low, _), (high, _) = SIZES
     about = (
-        f"{repeats} repeats: the variants take turns, each in its own process; median (range), without imports "
-        f"except for the predictions. The folder of small images has {FILES:,} JPEGs in {NUM_CLASSES} "
-        f"classes, of {low} to {high} pixels in each direction, which become {TARGET_SIZE[0]} x {TARGET_SIZE[1]}; that "
-        f"of large ones has {LARGE_FILES} of 12 megapixels, which become {TARGET_OF_LARGE[0]} x {TARGET_OF_LARGE[1]}; "
-        f"the table is a CSV of {ROWS:,} rows and 20 columns: 12 of numbers, 6 of categories with 2 to 1,000 values, a "
-        "datetime and the target."
+        f"{repeats} repeats, without imports except for the predictions. Small images: {FILES:,} JPEGs in "
+        f"{NUM_CLASSES} classes, {low} to {high} pixels a side, resized to {TARGET_SIZE[0]} x {TARGET_SIZE[1]}. Large "
+        f"images: {LARGE_FILES} JPEGs of 12 megapixels, resized to {TARGET_OF_LARGE[0]} x {TARGET_OF_LARGE[1]}. The "
+        f"table: a CSV of {ROWS:,} rows with 12 columns of numbers, 6 of categories with 2 to 1,000 values, a datetime "
+        "and the target."
     )
     explained = (
-        "`stratagem data add` starts the stage that prepares: it reads all headers, decodes with Pillow, resizes with "
-        "antialiasing, computes statistics, writes, flushes and hashes the arrays. `Pillow` only decodes and resizes, "
-        "in as many threads. Keras decodes with TensorFlow and resizes without antialiasing. For a table, "
-        "`prepare` also draws the splits, fits vocabularies and means on the training split, and encodes; pandas "
-        "leaves the datetime as text. The peer of `predict` encodes whole columns with pandas, and predicts batches of "
-        f"1,024 rows; both write a CSV. The second epoch is the input of `fit`: shuffled batches of {BATCH_SIZE} with "
-        "the pixels as bytes, which the model's first layer scales; Keras yields float32."
+        "Preparing images reads all headers, decodes with Pillow, resizes with antialiasing, computes statistics, and "
+        "writes, flushes and hashes the arrays. Pillow only decodes and resizes, in as many threads; Keras decodes "
+        "with TensorFlow and resizes without antialiasing. Preparing a table also draws the splits, fits vocabularies "
+        "and means, and encodes; pandas leaves the datetime as text. The peer of `predict` encodes whole columns with "
+        f"pandas, and predicts batches of 1,024 rows; both write a CSV. The second epoch is the input of `fit`: "
+        f"shuffled batches of {BATCH_SIZE} with the pixels as bytes, which the model's first layer scales; Keras "
+        "yields float32."
     )
     packages = ("keras", "tensorflow", "pandas", "pyarrow", "pillow")
     found, reading, memory = measured(repeats)

@@ -129,7 +129,7 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
         "share the same cores here: the row shows what distribution costs, not what it gains.",
     ]
     about = (
-        f"{dataset}, {epochs} epochs, batch size 64, {repeats} repeats; the variants take turns, each in its "
-        "own process; median (range). Examples/s count all steps after the first call, which traces."
+        f"{dataset}, {epochs} epochs, batch size 64, {repeats} repeats. Examples/s count all steps after the first "
+        "call, which traces."
     )
     return measure.section(HEADING, ("tensorflow", "keras", "jax", "prefect", "mlflow"), found.others, about, lines)

@@ -36,6 +36,9 @@ BANDWIDTHS = (50e6, 100e6, 200e6, 400e6)
 LATENCIES = (0.0, 1e-3, 4e-3)
 CONDITIONS = list(itertools.product(BANDWIDTHS, LATENCIES))
 """Bits a second, and seconds one way."""
+SHOWN = [(bandwidth, latency) for bandwidth in (50e6, 400e6) for latency in (0.0, 4e-3)]
+SHOWN_WORKERS = (2, 4)
+"""What the page shows; ``POINTS`` has all."""
 # 0.3 and 5.2 MB.
 OTHER_MODELS = [[256, 224], [1536, 768]]
 OTHER_CONDITIONS = list(itertools.product((75e6, 150e6, 300e6), (5e-4, 2e-3)))
@@ -59,15 +62,19 @@ class Published:
     source: str
 
 
-GOYAL = "Goyal et al. 2017: 8 to 256 P100 with 50 Gbit/s a machine; back-propagation takes 120 ms, taken as 2/3"
-HOROVOD = "Horovod's benchmarks: 4 Pascal a machine, RoCE 25 Gbit/s; a step as TensorFlow's on a P100, 64 images"
-DGX1 = "TensorFlow's benchmarks of May 2017: one DGX-1, 64 images a P100 (AlexNet 512); a link of NVLink, 20 GB/s"
-DAINT = "Bugliarello 2017: parameter servers over gRPC on Aries, whose peak is 10 GB/s a node, 64 images a P100"
+GOYAL, HOROVOD, DGX1, DAINT = "Goyal", "Horovod", "TensorFlow", "Bugliarello"
+SOURCES = {
+    GOYAL: "Goyal et al. 2017: 8 to 256 P100 with 50 Gbit/s a machine; back-propagation takes 120 ms, taken as 2/3",
+    HOROVOD: "Horovod's benchmarks: 4 Pascal a machine, RoCE 25 Gbit/s; a step as TensorFlow's on a P100, 64 images",
+    DGX1: "TensorFlow's benchmarks of May 2017: one DGX-1, 64 images a P100 (AlexNet 512; ResNet-50 summed on the "
+    "CPU); a link of NVLink, 20 GB/s",
+    DAINT: "Bugliarello 2017: parameter servers over gRPC on Aries, whose peak is 10 GB/s a node, 64 images a P100",
+}
 PUBLISHED = [
     Published("ResNet-50, 32 machines of 8", 25.6e6, 32, 50e9, 0.120 * 3 / 2, 0.90, GOYAL),
     Published("Inception V3, 128 machines of 4", 23.8e6, 128, 25e9, 64 / 142, 0.90, HOROVOD),
     Published("VGG-16, 128 machines of 4", 138.4e6, 128, 25e9, 64 / 154, 0.68, HOROVOD),
-    Published("ResNet-50, 8 GPUs", 25.6e6, 8, 160e9, 64 / 219, 1734 / 219 / 8, f"{DGX1}; summed on the CPU"),
+    Published("ResNet-50, 8 GPUs", 25.6e6, 8, 160e9, 64 / 219, 1734 / 219 / 8, DGX1),
     Published("VGG-16, 4 GPUs", 138.4e6, 4, 160e9, 64 / 154, 584 / 154 / 4, DGX1),
     Published("VGG-16, 8 GPUs", 138.4e6, 8, 160e9, 64 / 154, 1081 / 154 / 8, DGX1),
     Published("AlexNet, 8 GPUs", 61.1e6, 8, 160e9, 512 / 2987, 17822 / 2987 / 8, DGX1),
@@ -181,15 +188,20 @@ def lines(points: Sequence[Point], others: Sequence[Point]) -> list[str]:
     beyond = statistics.mean(relative_errors(fit(few), many))
     loads = [point["load"] for point in (*points, *others)]
     found = [
-        f"The columns give a host's bandwidth and the latency one way. All workers share {os.cpu_count()} cores, with "
-        f"a thread each; between {min(loads):.0f} and {max(loads):.0f} processes competed for them.",
+        f"The columns give a host's bandwidth and the latency one way; [network.csv](../benchmarks/network.csv) has "
+        f"all {len(points)} points. All workers share {os.cpu_count()} cores, with a thread each; between "
+        f"{min(loads):.0f} and {max(loads):.0f} processes competed for them.",
         "",
-        "| workers | gradients | " + " | ".join(_condition(*one) for one in CONDITIONS) + " |",
-        "|---" * (2 + len(CONDITIONS)) + "|",
+        "| workers | gradients | " + " | ".join(_condition(*one) for one in SHOWN) + " |",
+        "|---" * (2 + len(SHOWN)) + "|",
     ]
     for workers, parameters in dict.fromkeys((int(one["workers"]), int(one["parameters"])) for one in points):
+        if workers not in SHOWN_WORKERS:
+            continue
         cells = []
         for one in (one for one in points if (one["workers"], one["parameters"]) == (workers, parameters)):
+            if (one["bandwidth"], one["latency_seconds"]) not in SHOWN:
+                continue
             network = scaling.Interconnect(one["bandwidth"], one["latency_seconds"])
             told = scaling.step_seconds(fitted, one["compute_seconds"], workers, 4 * parameters, network)
             cells.append(f"{one['step_seconds']:.3g} ({told:.2g})")
@@ -206,7 +218,7 @@ def lines(points: Sequence[Point], others: Sequence[Point]) -> list[str]:
         f"{statistics.mean(fresh):.1%}, the worst {max(fresh):.0%}. Fitted only to 2 and 3 workers, the mean error on "
         f"{max(WORKERS)} is {beyond:.1%}.",
         "",
-        "Published trainings, whose libraries overlap the sums with the computation as far as possible. The prediction "
+        "Published trainings overlap the sums with the computation as far as possible. The prediction "
         "(`--communication nccl`) is a textbook ring without overlap; its range extends from full overlap to half of "
         "the bandwidth:",
         "",
@@ -219,7 +231,7 @@ def lines(points: Sequence[Point], others: Sequence[Point]) -> list[str]:
         found.append(
             f"| {one.what} | {middle:.0%} ({low:.0%} to {high:.0%}) | {one.efficiency:.0%} | {where}{one.source} |"
         )
-    return found
+    return [*found, "", *(f"- {source}" for source in SOURCES.values())]
 
 
 def _ninth(values: Sequence[float]) -> float:

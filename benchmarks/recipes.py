@@ -76,10 +76,9 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
         rows.append(_row(what, mine, curves[peer_name], accuracy, peers_accuracy, bound))
         rows.append(_row(f"... / {improved}", mine, curves[improved], accuracy, peers_accuracy, 1))
     about = (
-        f"{repeats} repeats of ours, each with another seed, and "
-        f"{min(repeats, PEER_REPEATS)} of the peers, which take turns in separate processes; median (range). "
-        "Seconds after the imports, with building and tracing but without evaluations. Ours read what `prepare` has "
-        "decoded once; the peers decode in the first epoch of each training."
+        f"{repeats} repeats of ours, each with another seed, and {min(repeats, PEER_REPEATS)} of the peers. Seconds "
+        "after the imports, with building and tracing but without evaluations. Ours read what `prepare` has decoded "
+        "once; the peers decode in the first epoch of each training."
     )
     lines = [
         "| what | ours, s | peer, s | ratio | wanted | met |",
@@ -95,9 +94,8 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
         ),
         "",
         "`tutorial` is Conv32-Pool-Dense64 with the tutorial's learning rates, `course` Conv32-Conv64-Dense64 with "
-        "Adam, both with `fit` and 64 examples per step (`benchmarks/tutorial.py`), as in their sources; prefetch "
-        "and steps_per_execution are well-known improvements. Only this table uses the test split after each epoch; "
-        "the recipes were chosen with 10,000 held-out training examples.",
+        "Adam, both with `fit` and 64 examples per step (`benchmarks/tutorial.py`), as in their sources. Only this "
+        "table uses the test split after each epoch; the recipes were chosen with 10,000 held-out training examples.",
     ]
     return measure.section(HEADING, ("tensorflow", "keras"), load.others(), about, lines)
 

@@ -150,8 +150,8 @@ def section(dataset: str, epochs: int, repeats: int) -> str:
             print(f"serving: repeat {repeat + 1} of {repeats}, {who}", file=sys.stderr)
     about = (
         f"One image of {dataset} per request, from clients that wait for each answer, {SECONDS:.0f} s each; "
-        f"`stratagem models serve` and `mlflow models serve --env-manager local` take turns; median (range) of "
-        f"{repeats} starts. Ours also checks a password."
+        f"`stratagem models serve` and `mlflow models serve --env-manager local`; {repeats} starts. Ours also checks a "
+        "password."
     )
     lines = [
         "| server | clients | p50, ms | p99, ms | answers/s |",
