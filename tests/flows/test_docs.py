@@ -373,8 +373,8 @@ def test_the_schedule_that_is_started_by_hand_runs_as_it_stands(reader, tmp_path
 def test_every_fault_has_a_test_that_ci_runs():
     """A row of docs/reliability.md names a file, a test or a case of test_faults.py that CI runs."""
     page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
-    tables = [part.partition("\n\n")[0].splitlines() for part in page.split("| fault | promise | test |\n|---|---|---|\n")[1:]]
-    table = [row for rows in tables for row in rows]
+    tables = page.split("| fault | promise | test |\n|---|---|---|\n")[1:]
+    table = [row for rows in tables for row in rows.partition("\n\n")[0].splitlines()]
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
     tests = {name for text in sources for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)}
     weekly = re.compile(r"^@pytest\.mark\.exhaustive.*\n(?:@.*\n|[ )\]].*\n)*def (test_\w+)", re.MULTILINE)
