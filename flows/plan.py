@@ -20,38 +20,13 @@ from tasks.records import (
     PreparedDataset,
     Record,
     RegisteredModel,
-    SweepPlan,
     TrainingResult,
 )
-from tasks.runs import entries, listing, resume
-from tasks.system.errors import UserError, printable
+from tasks.runs import entries, resume
+from tasks.system.errors import printable
 
 if TYPE_CHECKING:
     from tasks.sweeps import Space
-
-
-def plan_of_sweep(space: "Space", parallel: int) -> SweepPlan:
-    """Return the plan that identifies a sweep.
-
-    Raises:
-        UserError: the space has its own metric, but no direction.
-    """
-    from tasks.sweeps import SAMPLER  # Optuna imports NumPy, which takes 0.3 s; other commands do without it.
-
-    direction = space.file.direction
-    if direction is None and ":" in space.metric:
-        raise UserError(
-            f"{space.path}: metric = '{space.metric}' is your own metric: set `direction: lower` or `direction: higher`"
-        )
-    lower = listing.lower_is_better(space.metric) if direction is None else direction == "lower"
-    return SweepPlan(
-        name=space.name,
-        space=space.file.model_dump(mode="json"),
-        metric=space.metric,
-        lower_is_better=lower,
-        parallel=parallel,
-        sampler=SAMPLER,
-    )
 
 
 def of_run(
@@ -173,7 +148,7 @@ def of_sweep(space: "Space", parallel: int, trials: int, prepared: PreparedDatas
     Raises:
         UserError: an unfinished sweep of this name has another plan.
     """
-    from tasks import sweeps
+    from tasks import sweeps  # Optuna imports NumPy, which takes 0.3 s; other commands do without it.
 
     settings, before = space.example, None
     if prepared is None:
@@ -182,7 +157,7 @@ def of_sweep(space: "Space", parallel: int, trials: int, prepared: PreparedDatas
         why = "--fresh"
     else:
         why = "no sweep of this space is unfinished"
-        before = sweeps.find_sweep(plan_of_sweep(space, parallel), settings, prepared)
+        before = sweeps.find_sweep(sweeps.plan_of(space, parallel), settings, prepared)
     if before is not None:
         done = len(entries.children(before.run_id))
         why = f"sweep {before.run_id} has started {done} of {trials} trials; --fresh starts a new one"

@@ -24,7 +24,6 @@ from pydantic import Field
 
 from flows import reporting, stages, training
 from flows.operate import deployed
-from flows.plan import plan_of_sweep
 from tasks import config, records, sweeps
 from tasks.operations import dvc_data, pipeline, preconditions
 from tasks.process import client
@@ -72,7 +71,7 @@ def sweep(
             prepared = stages.data(found.example)
             fitted = sweeps.load(space, prepared)
             dvc_data.tell_choices(fitted.file.recipe, fitted.example, prepared)
-            return _sweep(fitted, plan_of_sweep(fitted, parallel), trials, prepared, run_lock, fresh)
+            return _sweep(fitted, sweeps.plan_of(fitted, parallel), trials, prepared, run_lock, fresh)
 
     return reporting.reported(run)
 
@@ -87,15 +86,14 @@ def _sweep(
         run = processes.start_sweep(
             settings, prepared=prepared, key=run_lock.holder.key, name=space.name, swept=swept, flow_run_id=flow_run.id
         )
-        sweeps.save_plan(run, plan)
+        outcome.save(run, plan)
     else:
         run = processes.resume_parent(settings, prepared=prepared, run=earlier, flow_run_id=flow_run.id)
         print(f"continuing sweep {run.run_id}; --fresh starts a new one", file=sys.stderr)
     run_lock.note(run_id=run.run_id)
-    folder = config.project_root() / run.folder
     with stages.finishing(settings, run):
-        with sweeps.Trials(folder, space.parameters, plan.lower_is_better) as kept:
-            train_all(Search(space, plan, prepared, run, Event()), kept, number)
+        with sweeps.Trials(config.project_root() / run.folder, space) as kept:
+            train_all(Search(space, prepared, run, Event()), kept, number, plan.parallel)
             done = kept.all()
         result = summarise(space, plan, run, prepared, done, time.perf_counter() - began)
         processes.report_sweep(settings, run=run, sweep=result)
@@ -115,7 +113,7 @@ def summarise(
     space: sweeps.Space, plan: SweepPlan, run: Run, prepared: PreparedDataset, done: list[Trial], seconds: float
 ) -> Sweep:
     """Return the sweep as one record, before its best trial is trained again."""
-    best = sweeps.best_of(done, plan.lower_is_better)
+    best = sweeps.best_of(done, space.lower_is_better)
     final = {}
     if best is not None:
         epochs = len(best.values)
@@ -130,7 +128,7 @@ def summarise(
         plan=plan,
         trials=tuple(done),
         best=best.number if best is not None else None,
-        importance=sweeps.importance(space.parameters, done, plan.lower_is_better),
+        importance=sweeps.importance(space, done),
         best_settings=final,
         seconds=round(seconds, 3),
         finished_at=records.now(),
@@ -142,21 +140,10 @@ class Search:
     """What all trials of a sweep share."""
 
     space: sweeps.Space
-    plan: SweepPlan
     prepared: PreparedDataset
     parent: Run
     stopped: Event
     """Set when no further stage may start."""
-
-    def limits(self, before: Sequence[Trial], one: Trial) -> Limits:
-        """Return the limits that a trial must reach, from the trials of earlier batches."""
-        try:
-            epochs = self.space.settings(one.params).train.epochs
-        except UserError:  # The trial itself says so.
-            epochs = 1
-        earlier = [other.values for other in before if other.same_as is None]
-        plan = self.plan
-        return sweeps.limits(self.space.pruner, one.number, epochs, earlier, plan.metric, plan.lower_is_better)
 
     def check_going_on(self) -> None:
         """
@@ -167,19 +154,18 @@ class Search:
             raise Interrupted("the sweep was stopped")
 
 
-def train_all(search: Search, trials: sweeps.Trials, number: int) -> None:
-    """Train until ``trials`` holds ``number`` trials, including those of an earlier start.
+def train_all(search: Search, trials: sweeps.Trials, number: int, parallel: int) -> None:
+    """Train until ``trials`` holds ``number`` trials, including those of an earlier start; ``parallel`` at a time.
 
     Raises:
         Interrupted: the sweep was stopped; the same command resumes the trials that were training.
         UserError: another process trains one of the trials.
     """
-    parallel = search.plan.parallel
     # Each thread keeps its stage process from trial to trial.
     with ThreadPoolExecutor(parallel, thread_name_prefix="trial") as workers:
         while (batch := sweeps.next_batch(known := trials.all(), number, parallel)) is not None:
             while len(known) < batch.stop:
-                params = sweeps.next_params(search.space, known, batch.start, search.plan.lower_is_better)
+                params = sweeps.next_params(search.space, known, batch.start)
                 known.append(trials.begin(params))
             _train_batch(search, trials, known[: batch.start], known[batch.start :], workers)
     client.stop_other_threads()
@@ -203,7 +189,7 @@ def _train_batch(
         if same < one.number:
             copies.append((one, same))
         else:
-            todo.append((one, search.limits(before, one)))
+            todo.append((one, sweeps.limits(search.space, one, before)))
 
     def keep(ended: Trial) -> None:
         trials.end(ended)
@@ -241,7 +227,7 @@ def trial(search: Search, one: Trial, limits: Limits) -> Trial:
     except UserError as error:
         return one.model_copy(update={"state": "failed", "reason": str(error)})
     key = f"{search.parent.key}-{one.number}"
-    with locks.lock(key, f"trial {one.number} of {search.plan.name}", search.parent.flow_run_id):
+    with locks.lock(key, f"trial {one.number} of {search.space.name}", search.parent.flow_run_id):
         run = sweeps.run_of(search.parent, settings)
         try:
             search.check_going_on()
@@ -278,18 +264,18 @@ def trial(search: Search, one: Trial, limits: Limits) -> Trial:
 def judged(one: Trial, search: Search, run: Run, trained: TrainingResult, began: float) -> Trial:
     """Return a trial with the result of its training: the value after its last epoch, or the best value if the settings
     evaluate the best checkpoint."""
-    values = trained.history[search.plan.metric]
+    values = trained.history[search.space.metric]
     if wrong := [epoch for epoch, value in enumerate(values, 1) if not math.isfinite(value)]:
-        why = f"{search.plan.metric} was not a finite number after epoch {wrong[0]}"
+        why = f"{search.space.metric} was not a finite number after epoch {wrong[0]}"
         return one.model_copy(update={"state": "failed", "reason": why, "run_id": run.run_id, "seconds": _since(began)})
     limits = outcome.load(run, Limits)
     missed = limits.missed(values) if limits is not None else None
-    better = min if search.plan.lower_is_better else max
+    better = min if search.space.lower_is_better else max
     value = better(values) if search.space.settings(one.params).evaluate.checkpoint == "best" else values[-1]
     found = {"state": "complete", "value": value, "values": values, "run_id": run.run_id, "seconds": _since(began)}
     if missed is not None and limits is not None:
         why = (
-            f"{Trial.pruned_because} {missed}: {search.plan.metric} {values[missed - 1]:.4f}, and the limit from "
+            f"{Trial.pruned_because} {missed}: {search.space.metric} {values[missed - 1]:.4f}, and the limit from "
             f"earlier trials was {limits.by_epoch[missed]:.4f}"
         )
         found |= {"state": "pruned", "value": values[-1], "reason": why}
@@ -302,7 +288,7 @@ def _since(began: float) -> float:
 
 def tell(search: Search, ended: Trial, done: Sequence[Trial]) -> None:
     """Print a line for a trial that has ended, with the best so far."""
-    best = sweeps.best_of(done, search.plan.lower_is_better)
+    best = sweeps.best_of(done, search.space.lower_is_better)
     how = f"as trial {ended.same_as}" if ended.same_as is not None else ended.state
     value = "-" if ended.value is None else f"{ended.value:.4f}"
     so_far = "" if best is None else f"  best {best.value:.4f}, trial {best.number}"

@@ -18,6 +18,7 @@ from tasks.records import (
     Run,
     RunStatus,
     RunSummary,
+    SweepPlan,
     TrainingResult,
 )
 from tasks.system.errors import UserError
@@ -33,6 +34,7 @@ FILES: dict[type[records.Record], str] = {
     RunSummary: "summary.json",
     Reproduction: "records/reproduction.json",
     ComparisonProgress: "records/progress.json",
+    SweepPlan: "records/plan.json",
     Limits: "records/limits.json",
     NonFinite: "records/nonfinite.json",
     Pruned: "records/pruned.json",

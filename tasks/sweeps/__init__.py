@@ -3,7 +3,6 @@ sweep (`study`)."""
 
 from tasks.sweeps.space import Space, load, spaces
 from tasks.sweeps.study import (
-    SAMPLER,
     Trials,
     best_of,
     find_sweep,
@@ -12,6 +11,6 @@ from tasks.sweeps.study import (
     limits,
     next_batch,
     next_params,
+    plan_of,
     run_of,
-    save_plan,
 )  # fmt: skip

@@ -23,6 +23,7 @@ from pydantic import (
 
 from tasks import config
 from tasks.records import PreparedDataset
+from tasks.runs import listing
 from tasks.strategies import engines
 from tasks.system.errors import UserError, cut, one_of, shown
 
@@ -122,6 +123,17 @@ class Space:
         self.name = path.stem
         self.metric = file.metric or self._load(next(self.corners())).checkpoint.monitor
 
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether lower values of the metric are better."""
+        given = self.file.direction
+        return given == "lower" if given is not None else listing.lower_is_better(self.metric)
+
+    @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Optuna's distributions of the parameters."""
+        return {key: distribution(one) for key, one in self.parameters.items()}
+
     def settings(self, params: Mapping[str, Any]) -> config.Settings:
         """Return the settings of a trial.
 
@@ -178,6 +190,11 @@ class Space:
             raise UserError(
                 f"{self.path}: metric = '{cut(self.metric)}': {why}. Give one such as validation/loss or "
                 "validation/accuracy"
+            )
+        if self.file.direction is None and ":" in self.metric:
+            raise UserError(
+                f"{self.path}: metric = '{self.metric}' is your own metric: set `direction: lower` or "
+                "`direction: higher`"
             )
         self.settings(first)
         for key in OF_THE_LOSS:

@@ -25,21 +25,19 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import optuna
-from optuna.distributions import BaseDistribution
 from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from tasks import config, records
+from tasks import config
 from tasks.records import Limits, PreparedDataset, Run, SweepPlan, Trial
 from tasks.runs import entries, lineage, outcome, resume
-from tasks.sweeps.space import Halving, Parameter, Range, Space, distribution
+from tasks.sweeps.space import Halving, Range, Space
 from tasks.system.errors import UserError, one_line, shown
 
 FILE = "optuna.db"
 STUDY = "sweep"
-PLAN = "records/plan.json"
 WHOLE = "trial"
 """The user attribute with the whole record of a trial that has ended; Optuna's own fields are for its dashboard."""
 SAMPLER = f"TPE of Optuna {version('optuna')}"
@@ -75,7 +73,7 @@ def next_batch(known: Sequence[Trial], number: int, parallel: int) -> range | No
     return range(first, max(min(first + parallel, number), len(known[: first + parallel])))
 
 
-def next_params(space: Space, known: Sequence[Trial], first: int, lower_is_better: bool) -> dict[str, Any]:
+def next_params(space: Space, known: Sequence[Trial], first: int) -> dict[str, Any]:
     """Return the parameters of the next trial, in the spelling of ``--set``.
 
     A running trial counts as a bad one, so that parallel trials differ (constant liar). So does each trial in the batch
@@ -85,7 +83,6 @@ def next_params(space: Space, known: Sequence[Trial], first: int, lower_is_bette
         space: uses its parameters and its seed.
         known: the trials so far.
         first: the first trial of the batch.
-        lower_is_better: whether lower values are better.
     """
     seen = [
         one if one.number < first else Trial(number=one.number, state="running", params=one.params) for one in known
@@ -93,9 +90,8 @@ def next_params(space: Space, known: Sequence[Trial], first: int, lower_is_bette
     own = int.from_bytes(hashlib.sha256(f"{space.file.seed} {len(known)}".encode()).digest()[:4], "big")
     sampler = TPESampler(seed=own, n_startup_trials=RANDOM_TRIALS, constant_liar=True, multivariate=True)
     with _quiet():
-        study = _study(space.parameters, seen, lower_is_better, sampler)
-        asked = study.ask(_distributions(space.parameters))
-    return _decode(space.parameters, asked.params)
+        asked = _study(space, seen, sampler).ask(space.distributions)
+    return _decode(space, asked.params)
 
 
 def rungs(pruner: Halving, epochs: int) -> list[int]:
@@ -107,43 +103,37 @@ def rungs(pruner: Halving, epochs: int) -> list[int]:
     return found
 
 
-def limits(
-    pruner: Halving | None, number: int, epochs: int, earlier: Sequence[Sequence[float]], metric: str, lower: bool
-) -> Limits:
-    """Return the limits that a trial must reach.
+def limits(space: Space, trial: Trial, before: Sequence[Trial]) -> Limits:
+    """Return the limits that a trial must reach, from the trials of earlier batches.
 
-    Args:
-        pruner: None prunes nothing.
-        number: the trial's number. It determines the first rung of its bracket: trial 0 starts at the first rung, trial
-            1 at the second, and so on in turn, so that some trials with a slow start continue.
-        epochs: the epochs of its training.
-        earlier: the metric after each epoch of the earlier trials.
-        metric: the name of the metric.
-        lower: whether lower is better.
+    The trial's number determines the first rung of its bracket: trial 0 starts at the first rung, trial 1 at the
+    second, and so on in turn, so that some trials with a slow start continue.
     """
-    found = {}
-    judged_at = rungs(pruner, epochs) if pruner is not None else []
-    for epoch in judged_at[number % len(judged_at) :] if judged_at else []:
+    found, pruner, lower = {}, space.pruner, space.lower_is_better
+    judged_at = []
+    with contextlib.suppress(UserError):  # Of wrong settings: the trial itself says so.
+        judged_at = rungs(pruner, space.settings(trial.params).train.epochs) if pruner is not None else []
+    earlier = [one.values for one in before if one.same_as is None]
+    for epoch in judged_at[trial.number % len(judged_at) :] if judged_at else []:
         there = sorted((values[epoch - 1] for values in earlier if len(values) >= epoch), reverse=not lower)
         if pruner is not None and len(there) >= pruner.min_trials:
             found[epoch] = there[max((len(there) + 1) // pruner.factor, 1) - 1]  # The trial itself counts, too.
-    return Limits(metric=metric, lower_is_better=lower, by_epoch=found)
+    return Limits(metric=space.metric, lower_is_better=lower, by_epoch=found)
 
 
 class Trials:
     """The trials of a sweep; each is saved when it begins and when it has ended."""
 
-    def __init__(self, folder: Path, parameters: Mapping[str, Parameter], lower_is_better: bool) -> None:
+    def __init__(self, folder: Path, space: Space) -> None:
         """
         Raises:
             UserError: the database is damaged, or has another version of Optuna.
         """
-        self._parameters = parameters
-        path, direction = folder / FILE, _direction(lower_is_better)
+        self._space, path = space, folder / FILE
         try:  # A process that is killed in the middle leaves a database that the next one completes.
             self._storage = RDBStorage(f"sqlite:///{path}")
             self._study = optuna.create_study(
-                storage=self._storage, study_name=STUDY, direction=direction, load_if_exists=True
+                storage=self._storage, study_name=STUDY, direction=_direction(space), load_if_exists=True
             )
         except Exception as error:  # SQLAlchemy's, sqlite3's, Optuna's own, KeyError.
             raise UserError(f"{path} cannot be read ({one_line(error)[:200]}): give --fresh for a new sweep") from None
@@ -161,7 +151,7 @@ class Trials:
     def begin(self, params: Mapping[str, Any]) -> Trial:
         """Add a trial with these parameters."""
         trial = Trial(number=len(self._study.get_trials(deepcopy=False)), state="running", params=dict(params))
-        self._study.add_trial(_frozen(self._parameters, trial))
+        self._study.add_trial(_frozen(self._space, trial))
         return trial
 
     def end(self, trial: Trial) -> None:
@@ -177,54 +167,49 @@ class Trials:
     def _trial(self, kept: FrozenTrial) -> Trial:
         if kept.state.is_finished():
             return Trial.model_validate_json(kept.user_attrs[WHOLE])
-        return Trial(number=kept.number, state="running", params=_decode(self._parameters, kept.params))
+        return Trial(number=kept.number, state="running", params=_decode(self._space, kept.params))
 
 
-def importance(parameters: Mapping[str, Parameter], trials: Sequence[Trial], lower_is_better: bool) -> dict[str, float]:
+def importance(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
     """Return the share of the variance between complete trials that each parameter explains, largest first (fANOVA;
     Hutter et al., 2014); empty if they are too few, or all have the same value."""
     whole = [one for one in trials if one.state == "complete" and one.same_as is None and one.value is not None]
     if len(whole) < LEAST_FOR_IMPORTANCE or len({one.value for one in whole}) < 2:
         return {}
     with _quiet():
-        study = _study(parameters, whole, lower_is_better, None)
-        found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
+        found = get_param_importances(_study(space, whole), evaluator=FanovaImportanceEvaluator(seed=0))
     return {name: float(share) for name, share in found.items()}
 
 
-def _study(
-    parameters: Mapping[str, Parameter], trials: Sequence[Trial], lower_is_better: bool, sampler: TPESampler | None
-) -> optuna.Study:
-    study = optuna.create_study(direction=_direction(lower_is_better), sampler=sampler)
-    study.add_trials([_frozen(parameters, one) for one in trials])
+def _study(space: Space, trials: Sequence[Trial], sampler: TPESampler | None = None) -> optuna.Study:
+    study = optuna.create_study(direction=_direction(space), sampler=sampler)
+    study.add_trials([_frozen(space, one) for one in trials])
     return study
 
 
-def _frozen(parameters: Mapping[str, Parameter], trial: Trial) -> FrozenTrial:
+def _frozen(space: Space, trial: Trial) -> FrozenTrial:
     """Return a trial as an Optuna trial."""
     return create_trial(
         state=STATES[trial.state],
         value=trial.value if trial.state in ("complete", "pruned") else None,
         params={
-            key: value if isinstance(parameters[key], Range) else json.dumps(value, sort_keys=True)
+            key: value if isinstance(space.parameters[key], Range) else json.dumps(value, sort_keys=True)
             for key, value in trial.params.items()
         },
-        distributions=_distributions(parameters),
+        distributions=space.distributions,
         intermediate_values=dict(enumerate(trial.values, start=1)),
     )
 
 
-def _decode(parameters: Mapping[str, Parameter], params: Mapping[str, Any]) -> dict[str, Any]:
+def _decode(space: Space, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return a trial's parameters in the spelling of ``--set``, in the order of the space."""
-    return {key: params[key] if isinstance(one, Range) else json.loads(params[key]) for key, one in parameters.items()}
+    return {
+        key: params[key] if isinstance(one, Range) else json.loads(params[key]) for key, one in space.parameters.items()
+    }
 
 
-def _distributions(parameters: Mapping[str, Parameter]) -> dict[str, BaseDistribution]:
-    return {key: distribution(one) for key, one in parameters.items()}
-
-
-def _direction(lower_is_better: bool) -> Literal["minimize", "maximize"]:
-    return "minimize" if lower_is_better else "maximize"
+def _direction(space: Space) -> Literal["minimize", "maximize"]:
+    return "minimize" if space.lower_is_better else "maximize"
 
 
 @contextlib.contextmanager
@@ -235,9 +220,16 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def save_plan(run: Run, plan: SweepPlan) -> None:
-    """Save the plan that identifies a sweep."""
-    records.save(plan, config.project_root() / run.folder / PLAN)
+def plan_of(space: Space, parallel: int) -> SweepPlan:
+    """Return the plan that identifies a sweep."""
+    return SweepPlan(
+        name=space.name,
+        space=space.file.model_dump(mode="json"),
+        metric=space.metric,
+        lower_is_better=space.lower_is_better,
+        parallel=parallel,
+        sampler=SAMPLER,
+    )
 
 
 def find_sweep(plan: SweepPlan, settings: config.Settings, prepared: PreparedDataset) -> Run | None:
@@ -251,9 +243,8 @@ def find_sweep(plan: SweepPlan, settings: config.Settings, prepared: PreparedDat
     Raises:
         UserError: the sweep is unfinished and its plan differs; names the differences.
     """
-    root = config.project_root()
     for run in entries.find_runs("sweeps"):
-        before = records.load_or_none(SweepPlan, root / run.folder / PLAN)
+        before = outcome.load_readable(run, SweepPlan)
         if before is None or before.name != plan.name:  # None: killed before it had one, or damaged.
             continue
         then, now = map(_searched, (before, plan))

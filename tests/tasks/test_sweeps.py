@@ -6,18 +6,19 @@ import math
 import shutil
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
 
 from tasks import config, sweeps
-from tasks.records import Limits, Sweep, SweepPlan, Target, Trial
+from tasks.records import Limits, Sweep, Target, Trial
 from tasks.reports.sweep import sweep_cells, sweep_remarks
 from tasks.reports.sweep import sweep_page as write_page
 from tasks.reports.tables import records_table
 from tasks.runs import lineage, outcome
 from tasks.sweeps.space import Halving
-from tasks.sweeps.study import limits, rungs
+from tasks.sweeps.study import rungs
 from tasks.system.errors import UserError
 from tests.tasks import made_up
 from tests.tasks.written_runs import write_run
@@ -76,7 +77,7 @@ def searched(space, number, parallel=1, known=(), stop_before=None, shuffled=Fal
     known = list(known)
     while (batch := sweeps.next_batch(known, number, parallel)) is not None:
         while len(known) < batch.stop:
-            params = sweeps.next_params(space, known, batch.start, True)
+            params = sweeps.next_params(space, known, batch.start)
             known.append(Trial(number=len(known), state="running", params=params))
         for place in reversed(batch) if shuffled else batch:
             if stop_before == place:
@@ -235,13 +236,13 @@ def test_trials_side_by_side_are_the_same_whichever_ends_first_and_however_many_
 
 def test_importance_is_of_whole_trials(space):
     trials = searched(space, 30)
-    found = sweeps.importance(space.parameters, trials, True)
+    found = sweeps.importance(space, trials)
     assert next(iter(found)) == "schedule.learning_rate"
     assert sum(found.values()) == pytest.approx(1)
     assert found["schedule.learning_rate"] > 0.8
-    assert sweeps.importance(space.parameters, trials[:9], True) == {}, "too few"
+    assert sweeps.importance(space, trials[:9]) == {}, "too few"
     same = [one.model_copy(update={"value": 1.0}) for one in trials]
-    assert sweeps.importance(space.parameters, same, True) == {}, "all the same"
+    assert sweeps.importance(space, same) == {}, "all the same"
 
 
 def test_the_best_is_the_first_of_the_best_that_were_trained_to_their_end():
@@ -262,16 +263,23 @@ def test_the_best_is_the_first_of_the_best_that_were_trained_to_their_end():
 # Which are given up
 
 
+def limits(pruner, number, epochs, earlier, lower=True):
+    settings = SimpleNamespace(train=SimpleNamespace(epochs=epochs))
+    space = SimpleNamespace(pruner=pruner, metric="m", lower_is_better=lower, settings=lambda _: settings)
+    before = [Trial(number=place, state="complete", params={}, values=values) for place, values in enumerate(earlier)]
+    return sweeps.limits(space, Trial(number=number, state="running", params={}), before)
+
+
 def test_rungs_and_brackets():
     assert rungs(Halving(), 15) == [1, 3, 9]
     assert rungs(Halving(min_epochs=2, factor=2), 16) == [2, 4, 8]
     assert rungs(Halving(), 1) == []
     earlier = [[float(number)] * 15 for number in range(9)]
-    first = [min(limits(Halving(), number, 15, earlier, "m", True).by_epoch) for number in range(4)]
+    first = [min(limits(Halving(), number, 15, earlier).by_epoch) for number in range(4)]
     assert first == [1, 3, 9, 1]
-    assert limits(None, 0, 15, earlier, "m", True).by_epoch == {}
-    assert limits(Halving(min_trials=10), 0, 15, earlier, "m", True).by_epoch == {}
-    assert limits(Halving(), 0, 1, earlier, "m", True).by_epoch == {}
+    assert limits(None, 0, 15, earlier).by_epoch == {}
+    assert limits(Halving(min_trials=10), 0, 15, earlier).by_epoch == {}
+    assert limits(Halving(), 0, 1, earlier).by_epoch == {}
 
 
 @pytest.mark.parametrize("lower", [True, False])
@@ -281,7 +289,7 @@ def test_those_go_on_that_are_among_the_best(lower, factor):
     values = [0.3, 0.7, 0.1, 0.9, 0.5, 0.2, 0.8, 0.6]
     for count in range(1, 9):
         before = [[value] for value in values[:count]]
-        found = limits(Halving(factor=factor, min_trials=1), 0, 5, before, "m", lower)
+        found = limits(Halving(factor=factor, min_trials=1), 0, 5, before, lower)
         for own in (0.05, 0.25, 0.45, 0.65, 0.95):
             ranked = sorted([own, *values[:count]], reverse=not lower)
             goes_on = ranked.index(own) < max(len(ranked) // factor, 1)
@@ -301,7 +309,7 @@ def test_a_trial_is_given_up_at_the_first_limit_that_it_misses():
 
 
 def test_the_store_gives_back_what_it_was_told(space, tmp_path):
-    with sweeps.Trials(tmp_path, space.parameters, True) as kept:
+    with sweeps.Trials(tmp_path, space) as kept:
         assert kept.all() == []
         begun = [kept.begin(one.params) for one in searched(space, 5)]
         assert kept.all() == begun
@@ -311,7 +319,7 @@ def test_the_store_gives_back_what_it_was_told(space, tmp_path):
         ]  # fmt: skip
         for one in ended:
             kept.end(one)
-    with sweeps.Trials(tmp_path, space.parameters, True) as kept:
+    with sweeps.Trials(tmp_path, space) as kept:
         assert kept.all() == [*ended, begun[4]]
     study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path / 'optuna.db'}")
     assert study.best_trial.number == sweeps.best_of(ended, True).number
@@ -320,12 +328,12 @@ def test_the_store_gives_back_what_it_was_told(space, tmp_path):
 
 
 def test_a_store_whose_process_died_while_it_made_it_is_completed(space, tmp_path):
-    with sweeps.Trials(tmp_path, space.parameters, True):
+    with sweeps.Trials(tmp_path, space):
         pass
     with contextlib.closing(sqlite3.connect(tmp_path / "optuna.db")) as half, half:
         tables = ("version_info", "alembic_version", "studies", "study_directions")
         half.executescript("DROP TABLE trial_values;" + "".join(f"DELETE FROM {table};" for table in tables))
-    with sweeps.Trials(tmp_path, space.parameters, True) as kept:
+    with sweeps.Trials(tmp_path, space) as kept:
         kept.begin(searched(space, 1)[0].params)
         assert len(kept.all()) == 1
 
@@ -333,20 +341,14 @@ def test_a_store_whose_process_died_while_it_made_it_is_completed(space, tmp_pat
 def test_a_damaged_store_is_refused(space, tmp_path):
     (tmp_path / "optuna.db").write_bytes(b"no database" * 1000)
     with pytest.raises(UserError, match=r"optuna.db cannot be read .*give --fresh for a new sweep"):
-        sweeps.Trials(tmp_path, space.parameters, True)
+        sweeps.Trials(tmp_path, space)
 
 
 # A sweep of before
 
 
 def plan_of(space, **changes):
-    plan = {
-        "name": space.name,
-        "space": space.file.model_dump(mode="json"),
-        "metric": space.metric,
-        "lower_is_better": True,
-    }
-    return SweepPlan(**plan | {"parallel": 1, "sampler": sweeps.SAMPLER} | changes)
+    return sweeps.plan_of(space, 1).model_copy(update=changes)
 
 
 @pytest.fixture
@@ -361,7 +363,7 @@ def left(space, tiny):
             5, status, folder=f"mlruns/sweeps/{run_id}", run_id=run_id, settings=space.example.to_json(),
             **traced.model_dump(),
         )  # fmt: skip
-        sweeps.save_plan(run, plan_of(space))
+        outcome.save(run, plan_of(space))
         return run, prepared
 
     return left
@@ -463,7 +465,7 @@ def sweep_of(space):
         plan=plan_of(space),
         trials=tuple(trials),
         best=sweeps.best_of(trials, True).number,
-        importance=sweeps.importance(space.parameters, trials, True),
+        importance=sweeps.importance(space, trials),
         seconds=1.0,
         finished_at="now",
     )
