@@ -239,7 +239,7 @@ def _origin(comparison: Comparison) -> TableBlock:
             "git commit": comparison.git_commit or "none",
             "model": comparison.model,
             "seed": seeds,
-            "trained": f"{comparison.epochs} epochs, {comparison.global_batch_size:,} examples per step",
+            "trained": f"{units.count(comparison.epochs, 'epoch')}, {comparison.global_batch_size:,} examples per step",
             "processor cores": str(comparison.num_cores),
             "measurements": measured,
             "comparison": comparison.run_id,

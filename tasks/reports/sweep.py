@@ -125,7 +125,7 @@ def _outcome(sweep: Sweep) -> ReportSection:
             facts(
                 {
                     **{name: f"{value:.4f}" for name, value in final.metrics.items()},
-                    "trained": f"{final.epochs} epochs, {final.steps:,} steps",
+                    "trained": f"{units.count(final.epochs, 'epoch')}, {units.count(final.steps, 'step')}",
                     "what differs": ", ".join(f"{k}={text_of(v)}" for k, v in changed.items()),
                     "model": model if final.model_version else f"not registered: {final.reason}",
                     "champion": final.judgement.told if final.judgement else "-",

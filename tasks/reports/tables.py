@@ -157,7 +157,8 @@ def run_rows(
         replicas = units.count(training.num_replicas, "replica")
         rows |= {
             "strategy": f"{rows['strategy']}, {replicas} on {', '.join(training.devices)}",
-            "trained": f"{training.epochs} epochs, {training.steps:,} steps of {training.global_batch_size:,} examples",
+            "trained": f"{units.count(training.epochs, 'epoch')}, {units.count(training.steps, 'step')} "
+            f"of {units.count(training.global_batch_size, 'example')}",
             "optimizer": training.optimizer,
             "parameters": f"{training.num_parameters:,}, with those that are not trained",
             "restarts": "; ".join(training.restarts),
@@ -200,7 +201,7 @@ def summary_rows(summary: RunSummary, restarts: Iterable[str] = ()) -> dict[str,
         **result_rows(summary),
         "dataset": f"{summary.dataset}, data version {(summary.data_version or 'not under DVC')[:12]}",
         "strategy": f"{summary.strategy}, {replicas}, loop {summary.loop}",
-        "trained": f"{summary.epochs} epochs, {summary.steps:,} steps{speed}",
+        "trained": f"{units.count(summary.epochs, 'epoch')}, {units.count(summary.steps, 'step')}{speed}",
         **{f"restart {number}": reason for number, reason in enumerate(restarts, start=1)},
         "checkpoint": summary.checkpoint,
         "run": summary.run_id,

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,23 @@ def test_of_clean_data_no_check_finds_anything(root, capsys):
     assert set(quality.checks) == {*config.names_of("data/checks")} - {"label_noise"}
     assert "warning" not in capsys.readouterr().err
     assert quality.looked_at == {"train": 300, "test": 200}
+
+
+def test_no_two_checks_read_the_header_of_an_array_at_once(root, monkeypatch):
+    """Python 3.11.7 fails at random where two threads parse (`SystemError: AST constructor recursion depth`)."""
+    reading, at_once, load = [], [], np.load
+
+    def slow_load(file, **options):
+        reading.append(file)
+        at_once.append(len(reading))
+        time.sleep(0.02)
+        reading.remove(file)
+        return load(file, **options)
+
+    monkeypatch.setattr(np, "load", slow_load)
+    table(root, rows(np.random.default_rng(0), 200))
+    assert len(at_once) > 5
+    assert max(at_once) == 1
 
 
 def test_planted_faults_are_named_told_and_shown(root, capsys):

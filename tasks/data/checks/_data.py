@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -29,6 +30,8 @@ MOST_NUMBERS = 100_000
 MOST_COLUMNS = 100
 """The most columns of a feature of numbers; more, as in a flattened image, would be redundant."""
 MOST_COUNTED = 1000
+OPENING = Lock()
+"""NumPy reads an array's header with `ast`, which fails at random in two threads of Python 3.11.7 (SystemError)."""
 OTHERS = "(others)"
 Rows = npt.NDArray[np.int64]
 Found = TypeVar("Found")
@@ -70,12 +73,16 @@ class Data:
     def array(self, split: str, feature: str) -> Any:
         """Return a feature of a split, ``np.memmap`` (n, *shape): a new map each time, because pages of a kept
         map stay resident and grow with the dataset."""
-        return np.load(self.folder / Path(self.prepared.splits[split].features[feature]).name, mmap_mode="r")
+        return self._opened(self.prepared.splits[split].features[feature])
 
     def labels(self, split: str) -> npt.NDArray[Any]:
         """Return the memory-mapped labels of a split, as in ``records.PreparedSplit``."""
-        found: npt.NDArray[Any] = np.load(self.folder / Path(self.prepared.splits[split].labels).name, mmap_mode="r")
+        found: npt.NDArray[Any] = self._opened(self.prepared.splits[split].labels)
         return found
+
+    def _opened(self, place: str) -> Any:
+        with OPENING:
+            return np.load(self.folder / Path(place).name, mmap_mode="r")
 
     @cached_property
     def rows(self) -> dict[str, Rows]:
