@@ -123,7 +123,7 @@ def plan(
         if driving:
             left_out += [f"{kind} with {loop}: {only}" for loop in chosen_loops if loop not in offered]
         else:
-            pairs.append(Pair(kind, None, reason=f"{only}: give --loops {','.join([*chosen_loops, *offered])}"))
+            pairs.append(Pair(kind, None, reason=f"{only}: use --loops {','.join([*chosen_loops, *offered])}"))
         of_kind = {**common, **own[kind], "strategy.kind": kind}
         pairs += [_pair(recipe, {**of_kind, "train.loop": loop}, prepared) for loop in driving]
     if len(pairs) == 1:
@@ -135,7 +135,7 @@ def plan(
     asked = (strategies, loops, recipe, overrides)
     planned = ComparisonPlan(asked, tuple(pairs), tuple(left_out), shared)
     if not planned.trainable:
-        raise UserError(f"nothing can be compared here. {'; '.join(map(explain, pairs))}")
+        raise UserError(f"none of these rows can be trained here. {'; '.join(map(explain, pairs))}")
     return planned
 
 
@@ -198,7 +198,7 @@ def _pair(recipe: config.Recipe, values: Mapping[str, Any], prepared: PreparedDa
         # The other members of the cluster do not know about the comparison's trainings, and would wait forever.
         if engines.is_foreign(settings.strategy.cluster):
             raise UserError(
-                "a comparison starts its processes itself, and this cluster was started by someone else: give "
+                "a comparison starts its processes itself, and this cluster was started by someone else: use "
                 "--set strategy.launcher=local"
             )
         preconditions.check_devices(settings)

@@ -65,7 +65,7 @@ def _run_for_dvc(given: argparse.Namespace) -> None:
         dvc_stages.run_evaluate(given.name, given.overrides)
     else:
         if given.name is None:
-            raise UserError(f"python -m tasks {given.stage}: give the name of a folder in data/")
+            raise UserError(f"python -m tasks {given.stage}: name a folder in data/")
         dvc_stages.make_data(given.stage, given.name)
 
 

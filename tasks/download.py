@@ -138,8 +138,8 @@ def _ask_for_what_needs_a_login(builder: Any, dataset: config.Dataset) -> None:
     folder = _brought(dataset)
     if builder.MANUAL_DOWNLOAD_INSTRUCTIONS and (folder is None or not folder.is_dir()):
         raise UserError(
-            f"dataset {dataset.name}: TFDS cannot fetch its archives. Put them into FOLDER/{builder.name} and give "
-            f"--set dataset.downloads=FOLDER (it is {dataset.downloads}). TFDS says: "
+            f"dataset {dataset.name}: TFDS cannot fetch its archives. Put them into FOLDER/{builder.name} and add "
+            f"--set dataset.downloads=FOLDER (now it is {dataset.downloads}). TFDS says: "
             + " ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())
         )
 
@@ -205,7 +205,7 @@ def _require_server(missing: Mapping[str, Any], dataset: config.Dataset) -> None
             wanted = [f"{url} as {place / archive.filename}" for url, archive in missing.items() if archive.filename]
             raise UserError(
                 f"dataset {dataset.name}: missing archives ({len(missing)}), and {urlparse(url).netloc} cannot be "
-                f"reached ({problem}). Connect to the network and run again; or give --set dataset.downloads={folder} "
+                f"reached ({problem}). Connect to the network and run again; or use --set dataset.downloads={folder} "
                 f"and put there {listed(wanted, 4)}"
             )
 

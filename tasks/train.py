@@ -327,8 +327,8 @@ def _refuse_other(own: bytes, chiefs: bytes, worker: int) -> None:
         ", ".join(f"{name} {one.get(name, 'not installed')}" for name in other) for one in (mine, theirs)
     )
     raise UserError(
-        f"worker {worker} was started with {own_words}, but the chief with {chiefs_words}: give every member of the "
-        "cluster the same command, the same code and packages, and the same data"
+        f"worker {worker} was started with {own_words}, but the chief with {chiefs_words}: start every member of the "
+        "cluster with the same command, the same code and packages, and the same data"
     )
 
 

@@ -75,7 +75,7 @@ def predict(
     from tasks.operations import model_use
 
     if json and output is None and format is not None:
-        raise UserError("--json and --format both print to standard output: give --output FILE, or one of them")
+        raise UserError("--json and --format both print to standard output: use only one of them, or add --output FILE")
     found = model_use.predict(inputs, model, output, format, force, top_k, probabilities, batch_size, encoding)
     yield found
     if format is None or output is not None:

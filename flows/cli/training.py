@@ -145,7 +145,8 @@ def _check_resume(
         raise UserError(f"--resume {resume} resumes a run, and --fresh starts a new one: use only one of them")
     if if_changed and (resume is not None or fresh):
         raise UserError(
-            "--if-changed may train nothing, and --resume and --fresh ask for a training: use only one of them"
+            "--if-changed trains only if something has changed, but --resume and --fresh always train: use only one of "
+            "them"
         )
     if resume is None and allow_changes:
         raise UserError("--allow-changes needs a run: add --resume RUN")
@@ -274,7 +275,7 @@ def sweep(
 
     for name, value, most in (("--trials", trials, 100_000), ("--parallel", parallel, 64)):
         if not 1 <= value <= most:
-            raise UserError(f"{name} = {value}: give a number from 1 to {most:,}")
+            raise UserError(f"{name} = {value}: use a number from 1 to {most:,}")
     found = sweeps.load(space)
     if dry_run:
         prepared = dvc_data.load_up_to_date(found.example.dataset.name)

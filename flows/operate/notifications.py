@@ -42,8 +42,8 @@ def check() -> None:
         if apprise.Apprise.instantiate(address) is None:
             raise UserError(
                 f"{VARIABLE}: Apprise does not know address {place} of {len(addresses())}, "
-                f"{address.partition(':')[0]}:...: write addresses as on https://appriseit.com/services/, with spaces "
-                "between them, such as 'json://127.0.0.1:8000/notify mailtos://me:password@example.org', or unset the "
+                f"{address.partition(':')[0]}:...: use a format of https://appriseit.com/services/, separate addresses "
+                "with spaces, such as 'json://127.0.0.1:8000/notify mailtos://me:password@example.org', or unset the "
                 "variable"
             )
 

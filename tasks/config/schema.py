@@ -209,12 +209,12 @@ class Register(Section):
     def free(cls, alias: str) -> str:
         if alias == CHAMPION:
             raise ValueError(
-                f"Stratagem moves '{CHAMPION}' itself, to a model that is shown to be better. Give --set "
+                f"Stratagem moves '{CHAMPION}' itself, to a model that is shown to be better. Use --set "
                 "register.alias=VALUE, such as challenger"
             )
         # MLflow would say so after the training.
         if alias == "latest" or re.fullmatch(r"v\d+", alias):
-            raise ValueError(f"MLflow reserves '{alias}'. Give --set register.alias=VALUE, such as challenger")
+            raise ValueError(f"MLflow reserves '{alias}'. Use --set register.alias=VALUE, such as challenger")
         return alias
 
 
@@ -255,7 +255,7 @@ class Settings(Section):
                 if monitor.startswith("validation/"):
                     raise ValueError(
                         f"{key} = '{monitor}' needs a validation split, and input.validation is null: "
-                        f"set {key}={monitor.replace('validation', 'train')} or give input.validation"
+                        f"set {key}={monitor.replace('validation', 'train')} or set input.validation"
                     )
         if (frozen := self.train.frozen_epochs) is not None:
             if not self.model.freeze:
@@ -266,14 +266,14 @@ class Settings(Section):
             if frozen >= self.train.epochs:
                 raise ValueError(
                     f"train.frozen_epochs = {frozen} leaves none of train.epochs = {self.train.epochs} for training "
-                    "all layers: give fewer, or train.frozen_epochs=null, which keeps them frozen"
+                    "all layers: use fewer, or train.frozen_epochs=null, which keeps them frozen"
                 )
         cluster = self.strategy.cluster
         if cluster is not None and cluster.min_workers is not None:
             if self.train.global_batch_size is None:
                 raise ValueError(
                     f"strategy.min_workers = {cluster.min_workers} needs a batch that does not depend on the number "
-                    "of workers. Give train.global_batch_size, and train.per_replica_batch_size=null"
+                    "of workers. Set train.global_batch_size, and train.per_replica_batch_size=null"
                 )
             if cluster.workers not in (counts := self.worker_counts) or counts[-1] != cluster.min_workers:
                 raise ValueError(
@@ -294,7 +294,7 @@ class Settings(Section):
                 key, _, value = feature.partition("=")
                 value = value or json.dumps(given[key])
                 without = json.dumps(FEATURES[feature]).strip('"')
-                instead = "" if "give " in reason else f": give {key}={without}"
+                instead = "" if ": set " in reason else f": set {key}={without}"
                 raise ValueError(f"{key} = {value} does not work with strategy.kind={kind}, because {reason}{instead}")
         return self
 

@@ -208,9 +208,9 @@ def explain(error: ValidationError, values: Mapping[str, Any]) -> str:
     if first["type"] == "union_tag_invalid" and isinstance(first["input"], Mapping):
         return one_of(f"{key}.kind", first["input"].get("kind"), kinds_of(key))
     if first["type"] == "union_tag_not_found":
-        return f"{key}.kind is missing: give --set {key}.kind=VALUE, one of {', '.join(kinds_of(key))}"
+        return f"{key}.kind is missing: use --set {key}.kind=VALUE, one of {', '.join(kinds_of(key))}"
     if first["type"] == "missing" and len(parts) == depth:
-        return f"{key} is missing: add it to params.yaml or give --set {key}=VALUE"
+        return f"{key} is missing: add it to params.yaml or use --set {key}=VALUE"
     if not key:
         return message
     if first["type"] == "value_error":
@@ -222,7 +222,7 @@ def explain(error: ValidationError, values: Mapping[str, Any]) -> str:
     if inside:
         return f"{key} = {shown(value)}: this is a section. Set its keys: {', '.join(inside)}"
     of_value = (one for one in error.errors() if one["loc"][: len(parts)] == first["loc"][: len(parts)])
-    return f"{refusal(key, value, of_value, known.get(key))} Give --set {key}=VALUE."
+    return f"{refusal(key, value, of_value, known.get(key))} Use --set {key}=VALUE."
 
 
 def _unknown_key(parts: Sequence[str], known: Iterable[str], values: Mapping[str, Any]) -> str:
@@ -234,7 +234,7 @@ def _unknown_key(parts: Sequence[str], known: Iterable[str], values: Mapping[str
     allowed = [f"{section}.{name}" for name in kinds[kind].model_fields] if kind in kinds else []
     if of_others and kind in kinds:
         given = f"{section}.kind={' or '.join(of_others)}"
-        return f"{one_of('key', key, allowed)}; with {given} there is one: give that kind too"
+        return f"{one_of('key', key, allowed)}; {given} has it: set that kind too"
     allowed = allowed or [name for name in known if name.startswith(f"{section}.")]
     elsewhere = [name for name in known if name.rpartition(".")[2] == parts[-1]]
     if elsewhere:

@@ -116,15 +116,15 @@ class Cluster(StrategySection):
         for name in ("min_workers", "cpus"):
             value = getattr(self, name)
             if value is not None and self.launcher != "ray":
-                raise ValueError(f"{name} = {value} needs launcher=ray, but launcher = {self.launcher}. Give null")
+                raise ValueError(f"{name} = {value} needs launcher=ray, but launcher = {self.launcher}. Set it to null")
         if self.min_workers is None:
             return self
         if self.min_workers > self.workers:
-            raise ValueError(f"min_workers = {self.min_workers} is more than workers = {self.workers}: give fewer")
+            raise ValueError(f"min_workers = {self.min_workers} is more than workers = {self.workers}: use fewer")
         if self.cpus is None:
             raise ValueError(
                 f"min_workers = {self.min_workers}: without cpus it is unknown how many workers fit on the remaining "
-                "nodes. Give cpus, the number of cores of each worker"
+                "nodes. Set cpus, the number of cores of each worker"
             )
         return self
 
@@ -178,7 +178,7 @@ class ParameterServer(Cluster):
         "train.gradient_accumulation_steps": "workers would add to and reset one accumulator at the same time",
         "train.dtype_policy=mixed_float16": "workers would change one loss scale at the same time",
         "train.deterministic": "workers are asynchronous: the order of their updates differs from run to run",
-        "input.source=stream": "a worker gathers the rows that the coordinator names: give input.source=array",
+        "input.source=stream": "a worker gathers the rows that the coordinator names: set input.source=array",
     }
     kind: Course[Literal["parameter_server"]]
     ps: Speed[Devices] = 1
@@ -199,7 +199,7 @@ class Tpu(StrategySection):
     """Synchronous copies on the cores of a TPU (tf.distribute.TPUStrategy)."""
 
     refuses: ClassVar[Mapping[str, str]] = {
-        "train.dtype_policy=mixed_float16": "a TPU computes in bfloat16: give train.dtype_policy=mixed_bfloat16",
+        "train.dtype_policy=mixed_float16": "a TPU computes in bfloat16: set train.dtype_policy=mixed_bfloat16",
         "train.dtype_policy=float64": "a TPU has no float64",
         "train.gradient_accumulation_steps": NO_ACCUMULATION,
     }
@@ -233,12 +233,12 @@ class OnJax(Cluster):
     def cluster_agrees(self) -> Self:
         if self.workers == 1 and self.launcher not in (None, "local"):
             raise ValueError(
-                f"launcher = '{self.launcher}' starts several processes, but workers = 1: give strategy.workers=N, the "
+                f"launcher = '{self.launcher}' starts several processes, but workers = 1: set strategy.workers=N, the "
                 "number of processes"
             )
         if self.workers > 1 and isinstance(self.wanted_devices, list):
             raise ValueError(
-                f"devices = {self.wanted_devices} names devices of one process, but workers = {self.workers}: give the "
+                f"devices = {self.wanted_devices} names devices of one process, but workers = {self.workers}: set the "
                 "number of devices that each has"
             )
         return self
@@ -308,7 +308,7 @@ class ModelParallel(OnJax):
         if self.min_workers is not None:
             raise ValueError(
                 f"min_workers = {self.min_workers}: mesh_shape = {self.mesh_shape} needs the devices of all workers. "
-                "Give null"
+                "Set it to null"
             )
         if (product := math.prod(self.mesh_shape)) != self.wanted_devices * self.workers:
             sizes = " * ".join(map(str, self.mesh_shape))
@@ -327,7 +327,7 @@ class ModelParallel(OnJax):
             for axis in axes:
                 if axis is not None and axis not in self.axis_names:
                     raise ValueError(
-                        f"layout has the rule '{rule}', which names the axis '{axis}': give null, or an axis of the "
+                        f"layout has the rule '{rule}', which names the axis '{axis}': use null, or an axis of the "
                         f"mesh: {', '.join(self.axis_names)}"
                     )
         return self

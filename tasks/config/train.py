@@ -123,6 +123,6 @@ class Train(Section):
         if (self.per_replica_batch_size is None) == (self.global_batch_size is None):
             raise ValueError(
                 f"per_replica_batch_size={self.per_replica_batch_size} and global_batch_size={self.global_batch_size}: "
-                "give exactly one of them and set the other to null"
+                "set exactly one of them, and the other to null"
             )
         return self

@@ -106,13 +106,13 @@ def _with_target(dataset: config.Table, file: TableFile) -> config.Table:
     names = dataset.target
     if not names:
         raise UserError(
-            "dataset.target: a table needs the column that a model learns to predict. Give --target COLUMN, or "
+            "dataset.target: a table needs the column that a model learns to predict. Use --target COLUMN, or "
             f"several as --target A,B. Allowed: {', '.join(file.names)}"
         )
     if len(names) == 1 and names[0] not in file.names and "," in names[0]:
         names = tuple(name.strip() for name in names[0].split(","))
     if len(set(names)) < len(names):
-        raise UserError(f"dataset.target = '{', '.join(names)}': names a column twice")
+        raise UserError(f"dataset.target = '{', '.join(names)}': names a column twice. Name each column once")
     return dataset.model_copy(update={"target": names})
 
 
@@ -133,8 +133,7 @@ def _check_roles(dataset: config.Table, file: TableFile) -> None:
     for name, what in (learned | dict.fromkeys(dataset.target, "dataset.target")).items():
         if name in dataset.metadata:
             raise UserError(
-                f"dataset.metadata.{name}: the column is {what}, which has its own slices already. Remove it from "
-                "metadata"
+                f"dataset.metadata.{name}: the column is {what}, so it already has slices. Remove it from metadata"
             )
     for key in ("target", "split_column", "weight"):
         if twice := [name for name in keys.get(key, ()) if name in learned]:
@@ -145,8 +144,8 @@ def _check_roles(dataset: config.Table, file: TableFile) -> None:
     for other in ("group", "split_column"):
         if dataset.time is not None and (name := getattr(dataset, other)) is not None:
             raise UserError(
-                f"dataset.time = '{dataset.time}' and dataset.{other} = '{name}': each alone defines the splits. Set "
-                "only one of them"
+                f"dataset.time = '{dataset.time}' and dataset.{other} = '{name}': each of them defines the "
+                "splits. Set only one"
             )
 
 
@@ -522,14 +521,14 @@ def _task(dataset: config.Table, targets: Sequence[_Sample]) -> str:
     for one in targets:
         if one.is_nested:
             raise UserError(
-                f"dataset.target = '{one.name}': has nested values, such as {shown(one.present[0])}. Give a column of "
-                "texts or numbers"
+                f"dataset.target = '{one.name}': the column has nested values, such as {shown(one.present[0])}. "
+                "Choose one with texts or numbers"
             )
     words = [one for one in targets if not one.told or not one.are_numbers()]
     if len(targets) > 1 and words:
         raise UserError(
             f"dataset.target = '{', '.join(dataset.target)}': the column '{words[0].name}' has values that are not "
-            "numbers. Several targets are labels of 0 and 1, or numbers of a regression. Give one of them"
+            "numbers. Several targets must all be labels of 0 and 1, or numbers of a regression. Leave this column out"
         )
     told = targets[0].told
     if not told or (any(isinstance(value, bool) for value in told) and len(targets) == 1):

@@ -84,8 +84,8 @@ def check_name(name: str, asked: bool) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_-]{0,99}", word):
         given = f"--name {shown(name)}" if asked else f"SOURCE = '{name}'"
         raise UserError(
-            f"{given}: cannot become the folder data/NAME. A name has lower-case letters, digits, _ and -, and begins "
-            "with a letter. Give --name NAME"
+            f"{given} cannot be the name of a folder in data/. Allowed: lower-case letters, digits, _ and -, beginning "
+            "with a letter. Use --name NAME"
         )
     return word
 
@@ -128,7 +128,7 @@ def is_there(description: config.LocalDescription, root: Path) -> bool:
     if around := [source for source in description.sources if folder.is_relative_to(root / source)]:
         raise UserError(
             f"dataset.source = '{around[0]}': data/{description.name} is inside it, and its files "
-            "would become part of the source. Move the source elsewhere, or give --name NAME"
+            "would become part of the source. Move the source elsewhere, or use --name NAME"
         )
     if not (folder / "params.yaml").exists():
         return False
@@ -136,7 +136,7 @@ def is_there(description: config.LocalDescription, root: Path) -> bool:
         raise UserError(
             f"data/{description.name} already exists and is a different dataset: edit data/{description.name}/"
             "params.yaml and run `stratagem data prepare --set dataset.name="
-            f"{description.name}`, give --name NAME, or remove it: stratagem data remove {description.name}"
+            f"{description.name}`, use --name NAME, or remove it: stratagem data remove {description.name}"
         )
     return True
 
@@ -251,7 +251,7 @@ def remove(folder: Path, root: Path) -> list[str]:
         UserError: it is not a dataset's folder, or it is a link.
     """
     if not files.is_inside(folder, root):
-        raise UserError(f"{folder.relative_to(root)} leads to another folder: remove it yourself")
+        raise UserError(f"{folder.relative_to(root)} is a link to another folder: remove the link yourself")
     described = config.read_description(folder)
     files.remove_scratch([*folder.glob(".scratch.*"), *folder.glob(".prepared.*")], root)
     prepared_data.set_foreign_aside(folder.name)

@@ -79,8 +79,8 @@ class Statistics:
         width = cells.DATETIME_WIDTH if self.kind == "datetime" else 1
         if self.kind != "text" and not self.count and not self.texts:
             raise UserError(
-                f"dataset.columns.{self.name} = {self.kind}: no row of the training split has a value. Give the column "
-                f"the kind ignore (dataset.source = '{self.dataset.source}')"
+                f"dataset.columns.{self.name} = {self.kind}: no row of the training split has a value. Set its kind "
+                f"to ignore (dataset.source = '{self.dataset.source}')"
             )
         if self.kind not in ("number", "datetime"):
             return Column.model_validate({"name": self.name, "kind": self.kind, "width": width})
@@ -143,8 +143,8 @@ def features_of(
         vocabularies[name] = [own.vocabulary() for own in group]
         if not all(vocabularies[name]):
             raise UserError(
-                f"dataset.columns.{group[0].name} = text: no text of the training split has a word. Give the "
-                f"column the kind ignore (dataset.source = '{dataset.source}')"
+                f"dataset.columns.{group[0].name} = text: no text of the training split has a word. Set its "
+                f"kind to ignore (dataset.source = '{dataset.source}')"
             )
         features[name] = Feature(
             kind="text" if is_text else "category",

@@ -43,20 +43,20 @@ def verify(prepared: PreparedDataset) -> None:
     version = prepared.data_version
     md5s = md5_by_file(version, root) if version is not None else None
     changed = UserError(
-        f"{manifest}: has changed: it does not belong to the data version {version} in "
+        f"{manifest} has changed: it does not belong to the data version {version} in "
         f"data/{prepared.name}/dvc.lock. {remedy(prepared.name)}"
     )
     if md5s is not None and md5s.get("manifest.json") != _digest(manifest, "md5", prepared.name):
         raise changed
     if (found := load_or_none(PreparedDataset, root / manifest)) is None:
-        raise UserError(f"{manifest}: missing or damaged. {remedy(prepared.name)}")
+        raise UserError(f"{manifest} is missing or damaged. {remedy(prepared.name)}")
     if found != prepared.model_copy(update={"data_version": None}):
-        raise UserError(f"{manifest}: differs from the one that this run started with. {remedy(prepared.name)}")
+        raise UserError(f"{manifest} differs from the one that this run started with. {remedy(prepared.name)}")
     for path, expected in _files(prepared).items():
         got = _digest(path, "sha256", prepared.name)
         if got != expected:
             raise UserError(
-                f"{path}: damaged: its sha256 is {got}, but its manifest says {expected}. {remedy(prepared.name)}"
+                f"{path} is damaged: its sha256 is {got}, but its manifest says {expected}. {remedy(prepared.name)}"
             )
 
 

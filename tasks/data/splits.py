@@ -54,7 +54,7 @@ def counts_of(dataset: config.LocalDescription, total: int, splits: Sequence[str
         named = " and ".join(f"dataset.{name} = {share}" for name, share in wanted.items())
         raise UserError(
             f"{named}: {'they take' if len(wanted) > 1 else 'takes'} "
-            f"{sum(counts.values())} of the {total} examples, but one must be left to train on "
+            f"{sum(counts.values())} of the {total} examples, but at least one must remain for training "
             f"(dataset.source = '{dataset.source}')"
         )
     return counts

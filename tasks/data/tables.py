@@ -249,7 +249,7 @@ class TableFile:
             first, end, _ = several[0]
             raise self.refused(
                 f"line {first} opens a quote that line {end} closes: either each of these lines is a row, or they are "
-                "one value. Give --set dataset.quoting=none if each is a row, or --set dataset.quoting=minimal if it "
+                "one value. Use --set dataset.quoting=none if each is a row, or --set dataset.quoting=minimal if it "
                 "is one value"
             )
 

@@ -96,13 +96,13 @@ def _limits(section: config.Register, task: Task) -> tuple[str, Mapping[str, flo
     if task == "regression":
         if section.floors:
             raise UserError(
-                f"{FLOORS} = {section.floors}: a regression has no share of correct answers. Give {CEILINGS} "
+                f"{FLOORS} = {section.floors}: a regression has no share of correct answers. Set {CEILINGS} "
                 "instead: the largest mean absolute error that a slice may have"
             )
         return CEILINGS, section.ceilings
     if section.ceilings:
         raise UserError(
-            f"{CEILINGS} = {section.ceilings}: a {task} has no mean absolute error. Give {FLOORS} instead: the "
+            f"{CEILINGS} = {section.ceilings}: a {task} has no mean absolute error. Set {FLOORS} instead: the "
             "least share of correct answers in a slice, or the least recall of a class"
         )
     return FLOORS, section.floors

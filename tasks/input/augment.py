@@ -25,7 +25,7 @@ def check_augmentation(section: config.Augmentation, prepared: PreparedDataset) 
         if section.crop_padding >= min(height, width):
             raise UserError(
                 f"input.augmentation.crop_padding = {section.crop_padding}: the images of {prepared.name} have "
-                f"{height} x {width} pixels, so a crop could miss them completely. Give less than {min(height, width)}"
+                f"{height} x {width} pixels, so a crop could miss them completely. Use less than {min(height, width)}"
             )
         if section.custom is not None:
             _check_own(section, image.shape)
@@ -35,13 +35,13 @@ def check_augmentation(section: config.Augmentation, prepared: PreparedDataset) 
         instead = "false" if value is True else "null" if key in ("rand_augment", "custom") else "0"
         raise UserError(
             f"input.augmentation.{key} = {shown(value)}: {prepared.name} has no images, but "
-            f"{', '.join(prepared.features)}. Give input.augmentation.{key}={instead}"
+            f"{', '.join(prepared.features)}. Set input.augmentation.{key}={instead}"
         )
     if section.mixes and len(prepared.features) > 1:
         key = "mixup" if section.mixup else "cutmix"
         raise UserError(
             f"input.augmentation.{key} = {getattr(section, key)}: {prepared.name} has {', '.join(prepared.features)}, "
-            f"and only examples that are one image can be mixed. Give input.augmentation.{key}=0"
+            f"and only examples that are one image can be mixed. Set input.augmentation.{key}=0"
         )
 
 

@@ -48,7 +48,7 @@ def carve(prepared: PreparedDataset, validation: str | float | int | None, seed:
     if "test" not in splits or validation == "test":
         again = f"Prepare it again, which makes one: stratagem data prepare --set dataset.name={prepared.name} --force"
         instead = "validation" if "validation" in splits else "0.1"
-        remedy = f"Give input.validation={instead}" if "test" in splits else again
+        remedy = f"Set input.validation={instead}" if "test" in splits else again
         raise UserError(
             f"input.validation = {validation!r}: dataset {prepared.name} has only the splits {', '.join(splits)}, so "
             f"nothing is left to test on. {remedy}"
@@ -64,7 +64,7 @@ def _divide(prepared: PreparedDataset, validation: float | int, seed: int) -> tu
     if not 0 < count < total:
         raise UserError(
             f"input.validation = {validation}: takes {count} of the {total} training examples of {prepared.name}, "
-            f"but both parts need at least one. Give a number from 1 to {total - 1}, or a fraction"
+            f"but both parts need at least one. Use a number from 1 to {total - 1}, or a fraction"
         )
     shuffled = order(total, seed, number=None)
     held = np.zeros(total, bool)

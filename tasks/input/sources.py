@@ -120,7 +120,7 @@ def choose_source(section: config.Input, prepared: PreparedDataset) -> str:
         key = "mixup" if section.augmentation.mixup else "cutmix"
         raise UserError(
             f"input.source = 'stream': input.augmentation.{key} mixes any two images, but a stream has only the "
-            f"next ones. Give input.source=auto, or input.augmentation.{key}=0"
+            f"next ones. Set input.source=auto, or input.augmentation.{key}=0"
         )
     return "stream" if section.source == "stream" else "array"
 
@@ -143,10 +143,10 @@ def check_division(validation: str | float | int | None, prepared: PreparedDatas
         if (column := getattr(described, key)) is None:
             continue
         place = f"data/{prepared.name}/params.yaml"
-        makes_one = "" if "validation" in prepared.splits else f"Write `validation: 0.1` into {place}, then give "
+        makes_one = "" if "validation" in prepared.splits else f"Write `validation: 0.1` into {place}, then set "
         raise UserError(
             f"input.validation = {validation}: the rows of {prepared.name} belong together by dataset.{key} = "
-            f"'{column}', but a random validation split would ignore it. {makes_one or 'Give '}"
+            f"'{column}', but a random validation split would ignore it. {makes_one or 'Set '}"
             "input.validation=validation, or input.validation=null"
         )
 
@@ -171,7 +171,7 @@ def check_class_weights(section: config.Train, prepared: PreparedDataset) -> Non
     if section.class_weights is not None and prepared.target.task != "classification":
         raise UserError(
             f"train.class_weights = '{section.class_weights}': {prepared.name} is a {prepared.target.task}, whose "
-            "examples do not have exactly one class each. Give train.class_weights=null"
+            "examples do not have exactly one class each. Set train.class_weights=null"
         )
 
 

@@ -90,19 +90,19 @@ def find_loss(section: config.Train, prepared: PreparedDataset, shares: bool = F
     name = USUAL[target.task] if section.loss == "auto" else section.loss
     if ":" not in name and name not in allowed:
         raise UserError(
-            f"train.loss = '{name}': {prepared.name} is a {target.task}, and its losses are {', '.join(allowed)}. Give "
-            "train.loss=auto, one of these, or a module:function of your own"
+            f"train.loss = '{name}': {prepared.name} is a {target.task}, whose losses are {', '.join(allowed)}. Set "
+            "train.loss to auto, one of these, or your own module:function"
         )
     if smoothing and name not in SMOOTHED:
         raise UserError(
-            f"train.label_smoothing = {smoothing}: {name} cannot use it. Give train.label_smoothing=0, or a "
-            f"loss of {', '.join(SMOOTHED)}"
+            f"train.label_smoothing = {smoothing}: {name} cannot use it. Set train.label_smoothing=0, or "
+            f"train.loss to one of {', '.join(SMOOTHED)}"
         )
     if ":" in name:
         if shares and target.task == "classification":
             raise UserError(
                 f"train.loss = '{name}': needs one class per example, but input.augmentation.mixup and cutmix mix "
-                f"classes. Give 0 for both, or a loss of {', '.join(allowed)}"
+                f"classes. Set both to 0, or train.loss to one of {', '.join(allowed)}"
             )
         return _own_loss(name, prepared)
     if shares and name == "sparse_categorical_crossentropy":

@@ -112,9 +112,7 @@ def build(
     options["learning_rate"] = schedules.learning_rate(settings.schedule, steps, epochs or settings.train.epochs, scale)
     if isinstance(section, config.OwnOptimizer):
         if "learning_rate" in (given := options.pop("options")):
-            raise UserError(
-                "optimizer.options.learning_rate: the schedule sets it. Give schedule.learning_rate instead"
-            )
+            raise UserError("optimizer.options.learning_rate: the schedule sets it. Set schedule.learning_rate instead")
         given |= {name: value for name, value in options.items() if value is not None}
         return own_code.make(section.kind, "optimizer.kind", keras.optimizers.Optimizer, given)
     name = type(section).__name__

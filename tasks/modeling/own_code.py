@@ -38,12 +38,12 @@ def load(name: str, key: str) -> Callable[..., Any]:
     first = module_name.partition(".")[0]
     taken = getattr(sys.modules.get(first), "__file__", None) or root
     if not Path(taken).is_relative_to(root) and (Path(root, first).is_dir() or Path(root, f"{first}.py").is_file()):
-        raise UserError(f"{key} = '{name}': the name {first} is that of {taken}: give your own module another name")
+        raise UserError(f"{key} = '{name}': the name {first} is taken by {taken}: rename your module")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise UserError(
-            f"{key} = '{name}': no module '{error.name}'. It is looked for in {root} and in the environment"
+            f"{key} = '{name}': there is no module '{error.name}' in {root} or in the environment"
         ) from None
     except Exception as error:
         raise UserError(f"{key} = '{name}': importing {module_name} failed ({described(error)})") from error
@@ -72,9 +72,9 @@ def make(name: str, key: str, kind: type[Made], options: Mapping[str, Any], **kn
         made = function(**options, **{one: known[one] for one in taken - options.keys()})
     except Exception as error:
         given = f"with {', '.join(options)}" if options else "without options"
-        raise UserError(f"{key} = '{name}' cannot be made {given} ({described(error)})") from error
+        raise UserError(f"{key} = '{name}' cannot be created {given} ({described(error)})") from error
     if not isinstance(made, kind):
-        raise UserError(f"{key} = '{name}' makes a {type(made).__name__}, but must make a Keras {kind.__name__}")
+        raise UserError(f"{key} = '{name}' returns a {type(made).__name__}, but must return a Keras {kind.__name__}")
     return made
 
 
@@ -128,9 +128,9 @@ def check_allowed(names: Iterable[tuple[str, str]], by: str) -> None:
         module = name.partition(":")[0]
         if module not in allowed and "*" not in allowed:
             raise UserError(
-                f"{key} = '{name}': {by} may not name code to import, which would run here. Whoever operates this "
-                f"machine allows the module by {VARIABLE}='{' '.join([*allowed, module])}' in the environment of "
-                "`stratagem up`, of the worker or of the command"
+                f"{key} = '{name}': {by} may not name code to import, because it would run here. To allow this module, "
+                f"the operator of this machine sets {VARIABLE}='{' '.join([*allowed, module])}' in the environment of "
+                "`stratagem up`, the worker or the command"
             )
 
 

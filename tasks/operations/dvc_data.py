@@ -72,7 +72,7 @@ def describe(
     root = config.project_root()
     for key, instead in (("name", "--name NAME"), ("source", "another SOURCE")):
         if key in values:
-            raise UserError(f"--set dataset.{key}={values[key]}: `data add` takes it as an argument. Give {instead}")
+            raise UserError(f"--set dataset.{key}={values[key]}: `data add` takes it as an argument. Use {instead}")
     kind = values.get("kind") or source_files.kind_of(source)
     values = {key: value for key, value in values.items() if key != "kind"}
     section = config.description_kinds().get(kind)
@@ -92,7 +92,7 @@ def describe(
         return config.load(None, {f"dataset.{key}": value for key, value in values.items()}), []
     path = Path(os.path.realpath(source))
     if not path.exists():
-        raise UserError(f"SOURCE = '{source}': no such file or folder. Give an existing one")
+        raise UserError(f"SOURCE = '{source}': no such file or folder. Check the path")
     place = path.relative_to(root) if path.is_relative_to(root) else path
     name = dataset_folder.check_name(path.stem if name is None else name, asked=name is not None)
     described: config.LocalDescription = config.describe(
@@ -228,7 +228,7 @@ def settle(recipe: config.Recipe, overrides: Sequence[str]) -> config.Settings:
         raise UserError(
             f"dataset.name = '{name}': without a recipe, model, batch size, epochs and other settings depend on the "
             "data, which are not prepared or have changed since. First `stratagem data prepare --set dataset.name="
-            f"{name}`, or give a recipe"
+            f"{name}`, or use a recipe"
         )
     return choose_settings(recipe, overrides, prepared)
 

@@ -105,12 +105,12 @@ def _format_of(output: Path | None, format: str | None) -> str:
         raise UserError(errors.one_of("--format", format, known))
     if output is None:
         if format not in (None, *STREAMED):
-            raise UserError(f"--format {format} needs a file: give --output FILE.{format}")
+            raise UserError(f"--format {format} needs a file: use --output FILE.{format}")
         return format or "jsonl"
     found = format or FORMATS.get(output.suffix.lower())
     if found is None:
         raise UserError(
-            f"--output {errors.cut(str(output))}: unknown file extension. Allowed: {', '.join(FORMATS)}; or give "
+            f"--output {errors.cut(str(output))}: unknown file extension. Allowed: {', '.join(FORMATS)}; or set "
             "--format"
         )
     return found
@@ -122,19 +122,19 @@ def _check_output(output: Path | None, force: bool) -> None:
     place, named = os.path.abspath(output), f"--output {errors.cut(str(output))}"
     folder = os.path.dirname(place)
     if os.path.isdir(place):
-        raise UserError(f"{named} is a folder: give a file, such as {output / 'predictions.csv'}")
+        raise UserError(f"{named} is a folder: choose a file, such as {output / 'predictions.csv'}")
     if not os.path.isdir(folder):
         raise UserError(f"{named}: the folder {errors.cut(str(output.parent))} does not exist: create it first")
     if os.path.exists(place) and not os.path.isfile(place):  # --force would put a file in the place of /dev/null.
-        raise UserError(f"{named} is not a file: give one, or --format jsonl or csv for standard output")
+        raise UserError(f"{named} is not a file: choose one, or use --format jsonl or csv for standard output")
     if os.path.lexists(place) and not force:
-        raise UserError(f"{named} exists already: give another file, or --force to replace it")
+        raise UserError(f"{named} exists already: choose another file, or add --force to replace it")
 
 
 def _check_inputs(inputs: Sequence[str]) -> Sequence[str]:
     if not inputs:
         if sys.stdin is None or sys.stdin.isatty():
-            raise UserError("nothing to predict: give files or folders, or - for standard input")
+            raise UserError("nothing to predict: name files or folders, or - for standard input")
         return ("-",)
     for name in inputs:
         named = f"'{errors.cut(name)}'"

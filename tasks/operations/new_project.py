@@ -63,7 +63,7 @@ def make(folder: Path, git: bool | None = None, only_look: bool = False) -> NewP
             if there := [str(part) for part in parts if _is_taken(folder, part)]:
                 raise UserError(
                     f"{folder} contains {listed(there, 5)}, which a new project would overwrite: move them away, or "
-                    "give another folder"
+                    "choose another folder"
                 )
             for part in parts if not only_look else ():
                 (folder / part).parent.mkdir(parents=True, exist_ok=True)
@@ -77,13 +77,13 @@ def make(folder: Path, git: bool | None = None, only_look: bool = False) -> NewP
 
 def _refuse(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file: give a folder for the project")
+        raise UserError(f"{folder} is a file: choose a folder for the project")
     if not folder.parent.is_dir():
         raise UserError(f"{folder}: the folder {folder.parent} does not exist: create it first")
     for above in (folder, *folder.parents):
         if (above / "params.yaml").is_file() and (above / ".dvc").is_dir():
             where = "is already a project" if above == folder else f"is in the project {above}"
-            raise UserError(f"{folder} {where}: give a folder outside of any project")
+            raise UserError(f"{folder} {where}: choose a folder outside of any project")
 
 
 def _write(folder: Path) -> None:

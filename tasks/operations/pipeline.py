@@ -262,9 +262,9 @@ def _check_store(to: str | None) -> str:
     uri = to if to is not None else os.environ.get("MLFLOW_TRACKING_URI", "")
     what = f"--to {uri}" if to is not None else f"MLFLOW_TRACKING_URI = {uri}"
     if not uri:
-        raise UserError("--to is missing: give --to http://HOST:PORT, or set MLFLOW_TRACKING_URI")
+        raise UserError("--to is missing: use --to http://HOST:PORT, or set MLFLOW_TRACKING_URI")
     if not uri.startswith(("http://", "https://", "sqlite:///")):
-        raise UserError(f"{what}: runs cannot be copied to such a store. Give http://HOST:PORT or sqlite:///FILE")
+        raise UserError(f"{what}: runs cannot be copied to such a store. Use http://HOST:PORT or sqlite:///FILE")
     if network.without_userinfo(uri) != uri:
         raise UserError(
             "--to: every user of this machine can read a password in a command. Leave it out, and set "
@@ -272,7 +272,7 @@ def _check_store(to: str | None) -> str:
         )
     health = f"{uri.rstrip('/')}/health"
     if uri.startswith("http") and (reason := network.unreachable_reason(health, (5, 30))) is not None:
-        raise UserError(f"{what}: no MLflow server answers ({reason}): start it, or give another address")
+        raise UserError(f"{what}: no MLflow server answers ({reason}): start it, or choose another address")
     if uri.startswith("sqlite:///"):
         uri = f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
     return uri
@@ -372,7 +372,7 @@ def find_model(name: str, checkpoint: str | None) -> tuple[config.Settings, Prep
         settings, prepared, _ = _load_trained(run)
         return settings, prepared, run, "best" if checkpoint == "best" else "latest"
     if checkpoint is not None:
-        raise UserError(f"{name} is a single model: leave --checkpoint out, or give the run")
+        raise UserError(f"{name} is a single model: leave --checkpoint out, or name the run")
     found = stages.find_version(config.load(), address=name)
     if (logged := entries.look_up(found.run_id or "")) is None:
         raise UserError(f"{name} belongs to run {found.run_id}, which is not in mlruns/: use the project of that run")
@@ -383,7 +383,7 @@ def find_model(name: str, checkpoint: str | None) -> tuple[config.Settings, Prep
             return settings, prepared, logged, which
     raise UserError(
         f"{name} is a model of run {logged.run_id} that the run's folder no longer contains: its file was damaged, or "
-        "the run was resumed. Give the run instead of the model to export its current model"
+        "the run was resumed. Name the run instead of the model to export its current model"
     )
 
 

@@ -29,12 +29,12 @@ def check_devices(settings: config.Settings) -> None:
         raise UserError(
             f"KERAS_BACKEND = '{present}' contradicts strategy.kind = '{section.kind}', which trains on "
             f"{section.backend}{why}. Unset KERAS_BACKEND"
-            + (f", or give strategy.kind={' or '.join(others)}" if others else "")
+            + (f", or set strategy.kind={' or '.join(others)}" if others else "")
         )
     if section.backend == "jax" and importlib.util.find_spec("jax") is None:
         raise UserError(
             f"strategy.kind = '{section.kind}' trains on JAX, which is not installed: install requirements.lock, or "
-            "give strategy.kind=mirrored"
+            "set strategy.kind=mirrored"
         )
     engines.check(section)
     if settings.model.initial is not None and entries.is_id(settings.model.initial):

@@ -259,5 +259,5 @@ def read(option: str, text: str) -> float:
     if found and units is COUNTS:
         value = round(min(value, 1e18))
     if not (0 < value < 1e18 or (option in MAY_BE_ZERO and value == 0)):
-        raise UserError(f"{option} = '{text}': give {allowed}")
+        raise UserError(f"{option} = '{text}': use {allowed}")
     return value

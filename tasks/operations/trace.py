@@ -295,7 +295,7 @@ def _find(text: str, graph: Graph) -> Thing:
     if (commit := repository.commit_of(text, config.project_root())) is not None:
         return Thing("git commit", commit)
     near = [*graph.runs, *_named(graph), *graph.datasets]
-    raise UserError(errors.one_of("reference", text, near, f"give {KINDS}"))
+    raise UserError(errors.one_of("reference", text, near, f"name {KINDS}"))
 
 
 def _named(graph: Graph) -> dict[str, str]:
@@ -346,7 +346,7 @@ def _by_path(text: str, graph: Graph) -> Thing | None:
     if parts[:1] == ("data",) and len(parts) > 1:
         return _by_dataset(parts[1], graph)
     if there and "/" in text:
-        raise UserError(f"{errors.cut(text)} does not belong to a run, a dataset or an export. Give {KINDS}")
+        raise UserError(f"{errors.cut(text)} does not belong to a run, a dataset or an export. Name {KINDS}")
     return None
 
 
@@ -371,7 +371,7 @@ def _by_id(text: str, graph: Graph) -> Thing | None:
     found = {one for one in known if one.name.startswith(start)}
     if len(found) > 1:
         several = errors.listed([f"{kind} {name}" for kind, name in sorted(found)], SHOWN)
-        raise UserError(f"'{text}' is the beginning of {len(found):,} ids: {several}. Give more letters")
+        raise UserError(f"'{text}' is the beginning of {len(found):,} ids: {several}. Add more letters")
     return found.pop() if found else None
 
 

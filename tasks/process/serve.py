@@ -165,7 +165,7 @@ def unexpected(stage: str, error: Exception) -> StratagemError:
         or OUT_OF_MEMORY in str(error)
     ):
         return StratagemError(
-            f"{stage} ran out of memory ({type(error).__name__}): give a smaller train.global_batch_size or "
+            f"{stage} ran out of memory ({type(error).__name__}): set a smaller train.global_batch_size or "
             "train.per_replica_batch_size, or another strategy; the same command continues from the latest checkpoint"
         )
     place = f"{config.project_root()}, or the temporary folder,"

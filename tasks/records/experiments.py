@@ -92,7 +92,7 @@ class ComparisonRow(Record):
 class Comparison(Record):
     """The same training under several strategies, as `stratagem compare --json` prints it."""
 
-    remedy: ClassVar[str] = "give the command again with --fresh"
+    remedy: ClassVar[str] = "run the command again with --fresh"
     run_id: str
     """The parent of the rows' MLflow runs."""
     folder: str
@@ -189,7 +189,7 @@ class SweepPlan(Record):
 class Sweep(Record):
     """A whole sweep, as `stratagem sweep --json` prints it."""
 
-    remedy: ClassVar[str] = "give the command again with --fresh"
+    remedy: ClassVar[str] = "run the command again with --fresh"
     run_id: str
     """The parent of the trials' MLflow runs."""
     folder: str

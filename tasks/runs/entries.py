@@ -110,7 +110,7 @@ def resolve(name: str, dataset: str | None = None) -> Run:
         found = [run.run_id for run in find_runs("runs") if run.run_id.startswith(name)]
         if len(found) > 1:
             raise UserError(
-                f"run '{name}': {len(found):,} runs begin with it: {errors.listed(sorted(found), 5)}. Give more letters"
+                f"run '{name}': {len(found):,} runs begin with it: {errors.listed(sorted(found), 5)}. Add more letters"
             )
         name = found[0] if found else name
     return find_run(name)

@@ -181,7 +181,7 @@ def moment(text: str, option: str) -> datetime:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError, OSError):
         raise UserError(
-            f"{option} = '{errors.cut(text)}' is not a time: give a day such as 2026-11-20, a time such as "
+            f"{option} = '{errors.cut(text)}' is not a time: use a day such as 2026-11-20, a time such as "
             "2026-11-20T18:00, or how long ago: 30m, 12h, 7d or 4w"
         ) from None
 

@@ -281,7 +281,7 @@ def write_index(place: Any, index: Copy) -> None:
 def _taken_over(run: Run, address: str, index: Copy) -> UserError:
     return UserError(
         f"another copy of the project has resumed run {run.run_id}, on {index.host} since {index.at} ({address}): "
-        "this copy no longer copies it. Resume it there, or start a new one with --fresh"
+        "this project no longer copies it. Resume it there, or start a new one with --fresh"
     )
 
 
@@ -329,7 +329,7 @@ def bring(settings: config.Settings, resume: str | None) -> None:
         )
     if len(found) > 1:
         raise UserError(
-            f"--resume {resume}: {len(found)} runs at the remote begin with it: {listed(found, 5)}. Give more letters"
+            f"--resume {resume}: {len(found)} runs at the remote begin with it: {listed(found, 5)}. Add more letters"
         )
     _bring(found[0], address)
 

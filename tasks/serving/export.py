@@ -148,7 +148,7 @@ def _find_export(target: Path, format: str, run: Run, model_digest: str) -> Expo
     """
     if not os.path.lexists(target):
         return None
-    remedy = "Give another folder: --to FOLDER; or remove it"
+    remedy = "Choose another folder: --to FOLDER; or remove it"
     try:
         found = records.load(ExportedModel, target / MANIFEST)
     except UserError:

@@ -114,7 +114,7 @@ def _encode_for(found: TrainedModel, prepared: PreparedDataset, folder: Path) ->
     if theirs is None or theirs.task != ours.task or names[0] != names[1]:
         raise UserError(f"its outputs mean {listed(names[0])}, but those of the data mean {listed(names[1])}")
     if found.encoding is None:
-        raise UserError("it takes arrays of another shape or dtype")
+        raise UserError("it expects arrays of another shape or dtype")
     return kinds.encode_test_rows(prepared, found.encoding, folder)
 
 

@@ -409,7 +409,7 @@ def serve(model: str | None, port: int, poll_seconds: float, tell: Callable[[dic
         listening.listen(128)
     except OSError as error:
         listening.close()
-        raise UserError(f"--port {port}: {error.strerror}. Give another one, or 0 for any") from None
+        raise UserError(f"--port {port}: {error.strerror}. Choose another one, or 0 for any") from None
     port = listening.getsockname()[1]
     asked = guarded(application(served, RequestBatcher()), os.environ["STRATAGEM_KEY"])
     if served.address.startswith("models:") and "@" in served.address:

@@ -69,7 +69,7 @@ def check_devices(wanted: int | None) -> None:
     if len(set(counts)) > 1 or wanted not in (None, counts[0]):
         raise UserError(
             f"strategy.devices = {wanted or 'null'}: the workers have {', '.join(map(str, counts))} devices "
-            f"({jax.devices()[0].platform}), and each must have as many. Give the number that each of them has"
+            f"({jax.devices()[0].platform}), but all must have the same number. Set one that every worker has"
         )
 
 

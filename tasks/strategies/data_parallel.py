@@ -123,7 +123,7 @@ def find_devices(section: config.OnJax) -> list[str]:
     if isinstance(wanted, int):
         if wanted > len(present):
             raise UserError(
-                f"strategy.devices = {wanted}: JAX has {len(present)} here ({', '.join(present)}). Give "
+                f"strategy.devices = {wanted}: JAX has {len(present)} here ({', '.join(present)}). Set "
                 f"strategy.devices={len(present)}, or null for all of them; CPU devices are created when a "
                 "process starts"
             )
@@ -132,8 +132,8 @@ def find_devices(section: config.OnJax) -> list[str]:
         return present
     if any(name not in present for name in wanted) or len(set(wanted)) < len(wanted):
         raise UserError(
-            f"strategy.devices = {wanted}: JAX has {', '.join(present)} here, and each can be named once. "
-            "Give some of these, a number, or null for all of them"
+            f"strategy.devices = {wanted}: JAX has {', '.join(present)} here, and a device may be named only once. "
+            "Use some of these, a number, or null for all of them"
         )
     return wanted
 

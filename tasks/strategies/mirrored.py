@@ -21,15 +21,15 @@ def build(section: config.Mirrored) -> Strategy:
         missing = [name for name in wanted if int(name.partition(":")[2]) >= len(gpus)]
         if missing or len(set(wanted)) < len(wanted):
             raise UserError(
-                f"strategy.devices = {wanted}: this machine has {gpus_in_words(gpus)}, and each can be named once. "
-                "Give a number of replicas, or null for all GPUs"
+                f"strategy.devices = {wanted}: this machine has {gpus_in_words(gpus)}, and a device may be named only "
+                "once. Set a number of replicas, or null for all GPUs"
             )
         gpus = [gpus[int(name.partition(":")[2])] for name in wanted]
         wanted = len(gpus)
     if gpus and (wanted or 0) > len(gpus):
         raise UserError(
             f"strategy.devices = {wanted}: this machine has {gpus_in_words(gpus)}. "
-            f"Give strategy.devices={len(gpus)}, or null for all of them"
+            f"Set strategy.devices={len(gpus)}, or null for all of them"
         )
     if gpus and wanted is not None:
         # TensorFlow allocates memory on all visible GPUs, and renumbers them from here on.
@@ -47,7 +47,7 @@ def build(section: config.Mirrored) -> Strategy:
         # TensorFlow sums two halves of equal size: it would silently ignore one of three replicas.
         raise UserError(
             f"strategy.cross_device_ops = 'hierarchical_copy': it sums over an even number of replicas, but there are "
-            f"{num_replicas}. Give auto or reduction_to_one_device, or strategy.devices={num_replicas - 1}"
+            f"{num_replicas}. Set auto or reduction_to_one_device, or strategy.devices={num_replicas - 1}"
         )
     ops = {
         "auto": lambda: None,

@@ -44,7 +44,7 @@ def build(section: config.ModelParallel) -> Strategy:
         sizes = " * ".join(map(str, section.mesh_shape))
         raise UserError(
             f"strategy.mesh_shape = {section.mesh_shape} needs {sizes} = {product} devices, and JAX has {len(present)} "
-            f"here ({', '.join(present)}). Give a mesh of at most {len(present)}; CPU devices are created when a "
+            f"here ({', '.join(present)}). Use a mesh of at most {len(present)}; CPU devices are created when a "
             "process starts"
         )
     devices = data_parallel.find_devices(section)

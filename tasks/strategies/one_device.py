@@ -18,7 +18,7 @@ def build(section: config.OneDevice) -> Strategy:
     if wanted == "gpu" and number >= len(gpus):
         raise UserError(
             f"strategy.device = '{section.device}': this machine has {gpus_in_words(gpus)} that TensorFlow can use. "
-            "Give strategy.device=cpu, or null to choose automatically"
+            "Set strategy.device=cpu, or null to choose automatically"
         )
     # TensorFlow uses the first visible GPU, else the CPU, so visibility selects the device.
     tf.config.set_visible_devices([gpus[number]] if wanted == "gpu" else [], "GPU")

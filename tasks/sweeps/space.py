@@ -173,12 +173,12 @@ class Space:
         # Members that another program has started wait for a single training.
         if engines.is_foreign(base.strategy.cluster):
             raise UserError(
-                f"{self.path}: a sweep starts its processes itself, but another program started this cluster: give "
+                f"{self.path}: a sweep starts its processes itself, but another program started this cluster: add "
                 "`set: {strategy.launcher: local}`"
             )
         if base.input.validation is None:
             raise UserError(
-                f"{self.path}: input.validation is null, but validation examples judge the trials. Give "
+                f"{self.path}: input.validation is null, but validation examples judge the trials. Add "
                 "`set: {input.validation: 0.1}`"
             )
         if not self.metric.startswith("validation/"):
@@ -188,7 +188,7 @@ class Space:
                 else "it must be a metric of the validation examples"
             )
             raise UserError(
-                f"{self.path}: metric = '{cut(self.metric)}': {why}. Give one such as validation/loss or "
+                f"{self.path}: metric = '{cut(self.metric)}': {why}. Choose one such as validation/loss or "
                 "validation/accuracy"
             )
         if self.file.direction is None and ":" in self.metric:
@@ -201,13 +201,13 @@ class Space:
             if key in self.parameters and self.metric == "validation/loss":
                 raise UserError(
                     f"{self.path}: {key} changes what validation/loss means, so its values could not be compared: "
-                    "give another metric, such as validation/accuracy"
+                    "choose another metric, such as validation/accuracy"
                 )
         given = self.file.pruner is not None and "pruner" in self.file.model_fields_set
         if given and base.strategy.cluster is not None:
             raise UserError(
                 f"{self.path}: the workers of strategy.kind={base.strategy.kind} cannot end a training early "
-                "together, so trials cannot be pruned: give `pruner: null`"
+                "together, so trials cannot be pruned: set `pruner: null`"
             )
         for corner in self.corners():
             self.settings(corner)
@@ -304,13 +304,13 @@ def _refuse_key(path: Path, key: str, file: SpaceFile) -> None:
     known = key in marks or f"{key.partition('.options.')[0]}.options" in marks
     for name, why in NOT_SWEPT.items():
         if key == name or (key.startswith(f"{name}.") and known):
-            raise UserError(f"{path}: space.{key} cannot be swept: {why}. Leave it out, or give one value under `set:`")
+            raise UserError(f"{path}: space.{key} cannot be swept: {why}. Leave it out, or set one value under `set:`")
     if not known:
         swept = [one for one, mark in marks.items() if mark.what == "result" and not one.startswith(tuple(NOT_SWEPT))]
         raise UserError(f"{path}: {one_of('key', key, swept)}, and model.options.NAME")
     if key in marks and marks[key].what != "result":
         raise UserError(
-            f"{path}: space.{key} cannot be swept: it does not change the result. Leave it out, or give one value "
+            f"{path}: space.{key} cannot be swept: it does not change the result. Leave it out, or set one value "
             "under `set:`"
         )
     for other in config.flat(file.set):

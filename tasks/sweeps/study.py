@@ -136,7 +136,7 @@ class Trials:
                 storage=self._storage, study_name=STUDY, direction=_direction(space), load_if_exists=True
             )
         except Exception as error:  # SQLAlchemy's, sqlite3's, Optuna's own, KeyError.
-            raise UserError(f"{path} cannot be read ({one_line(error)[:200]}): give --fresh for a new sweep") from None
+            raise UserError(f"{path} cannot be read ({one_line(error)[:200]}): use --fresh for a new sweep") from None
 
     def __enter__(self) -> Self:
         return self
@@ -260,7 +260,7 @@ def find_sweep(plan: SweepPlan, settings: config.Settings, prepared: PreparedDat
             return None
         raise UserError(
             f"sweep {run.run_id} of {plan.name} is unfinished, and this command differs from it: "
-            f"{resume.first_few(other)}. Give the same values to continue it, or --fresh to start a new one"
+            f"{resume.first_few(other)}. Use the same values to continue it, or --fresh to start a new one"
         )
     return None
 

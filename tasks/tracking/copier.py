@@ -74,7 +74,7 @@ def open_source() -> mlflow.MlflowClient:
     """
     uri = f"{SQLITE}{relocation.own_store()}"
     if is_own_store() and Path(store_uri().removeprefix(SQLITE)).resolve() == relocation.own_store().resolve():
-        raise UserError(f"{uri} already contains these runs: give another store")
+        raise UserError(f"{uri} already contains these runs: choose another store")
     return open_store(uri)
 
 

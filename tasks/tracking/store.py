@@ -81,7 +81,7 @@ def open_store(uri: str | None = None) -> mlflow.MlflowClient:
         if "?" in uri:  # MLflow would make a file beside the project.
             raise UserError(
                 f"MLflow cannot use {uri}: it does not treat the part after `?` as part of a file name. Rename that "
-                "folder, or give MLFLOW_TRACKING_URI=sqlite:///FILE, or a server's address"
+                "folder, or set MLFLOW_TRACKING_URI=sqlite:///FILE, or a server's address"
             )
         path = Path(uri.removeprefix(SQLITE)).absolute()
         if not path.exists():

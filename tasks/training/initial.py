@@ -64,8 +64,8 @@ def find_weights(settings: config.Settings, prepared: PreparedDataset) -> Arrays
     wrong = model_state.differences(wanted, {key: array for key, array in found.items() if key not in random})
     if wrong:
         raise UserError(
-            f"model.initial = {initial} belongs to a different model: {listed(wrong, 3)}. Give the model.name and the "
-            "model.options that it was made with, or model.new_head=true if only the last layer differs"
+            f"model.initial = {initial} belongs to a different model: {listed(wrong, 3)}. Set the model.name and "
+            "model.options that it was built with, or model.new_head=true if only the last layer differs"
         )
     arrays = {key: (found | random)[key].astype(one.dtype) for key, one in mine.items()}
     log.info("initial   %s, weights %s", initial, lineage.weights_digest(list(arrays.items()))[:12])
@@ -105,7 +105,7 @@ def _best_of_run(run_id: str, normalization: str) -> Arrays:
     if before != normalization:
         raise UserError(
             f"model.initial = {run_id}: that run was trained with input.normalization = {before}, and this one "
-            f"has {normalization}. Give input.normalization={before}"
+            f"has {normalization}. Set input.normalization={before}"
         )
     folder = config.project_root() / run.folder / "checkpoints"
     with Checkpoints(folder, monitor=run.settings["checkpoint"]["monitor"], read_only=True) as saved:
@@ -119,7 +119,7 @@ def _load_backbone(initial: str, own: Any) -> None:
     if backbone is None:
         raise UserError(
             f"model.initial = {initial}: only model.name=keras_applications accepts a file with only weights. "
-            "Set that, or give a .keras file"
+            "Set that, or use a .keras file"
         )
     path = _existing(initial)
     try:
@@ -127,7 +127,7 @@ def _load_backbone(initial: str, own: Any) -> None:
     except Exception as error:  # Whatever HDF5 and Keras make of a file.
         raise UserError(
             f"model.initial = {initial}: Keras cannot load {path} into this architecture ({one_line(error)[:300]}). "
-            "Give the weights of model.options.architecture without the top, with the same model.options.arguments"
+            "Use the weights of model.options.architecture without the top, with the same model.options.arguments"
         ) from None
 
 
@@ -135,7 +135,7 @@ def _existing(initial: str) -> Path:
     path = config.project_root() / initial
     if not path.is_file():
         raise UserError(
-            f"model.initial = {initial}: {path} does not exist. Give another file; a run that has started no longer "
+            f"model.initial = {initial}: {path} does not exist. Choose another file; a run that has started no longer "
             "needs it: --resume RUN"
         )
     return path
@@ -177,9 +177,9 @@ def _check_normalization(initial: str, own: Any, start: Any) -> None:
         there, here = theirs[name], ours[name]
         if there.shape != here.shape or not np.allclose(there, here, rtol=1e-5):
             raise UserError(
-                f"model.initial = {initial}: its layer {name} normalizes with other constants than this run. Give the "
-                "input.normalization that it was trained with; if only the statistics of the data differ, give its "
-                "run's id, which takes the weights alone"
+                f"model.initial = {initial}: its layer {name} normalizes with other constants than this run. Set the "
+                "input.normalization that it was trained with; if only the statistics of the data differ, name its "
+                "run instead, which takes only the weights"
             )
 
 

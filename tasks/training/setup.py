@@ -36,14 +36,14 @@ def find_global_batch_size(section: config.Train, num_replicas: int) -> int:
         lower = size - size % num_replicas
         raise UserError(
             f"train.global_batch_size = {size} is not divisible by {num_replicas} replicas: {size} = {num_replicas} * "
-            f"{size // num_replicas} + {size % num_replicas}. Give {f'{lower} or ' if lower else ''}"
+            f"{size // num_replicas} + {size % num_replicas}. Set {f'{lower} or ' if lower else ''}"
             f"{lower + num_replicas}, or train.per_replica_batch_size instead"
         )
     return size
 
 
 def resumed_batch_size(section: config.Train, state: State, num_replicas: int) -> int:
-    """Return the global batch size of a resumed training: the previous one, unless the settings give another.
+    """Return the global batch size of a resumed training: the previous one, unless the settings have another.
 
     Raises:
         UserError: it is not divisible by the number of replicas.

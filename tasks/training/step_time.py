@@ -137,7 +137,7 @@ def measure_pace(settings: config.Settings, prepared: PreparedDataset) -> Pace:
     if training.batches.num_examples < size:
         raise UserError(
             f"train.per_replica_batch_size = {size}: the training split has {training.batches.num_examples} examples. "
-            "Give fewer, or --step-seconds as measured elsewhere"
+            "Use fewer, or --step-seconds as measured elsewhere"
         )
     calls = Calls(training)
     count = calls.next(training.batches.steps)

@@ -140,7 +140,7 @@ def test_a_key_goes_to_each_strategy_that_has_it(any_machine, overrides, expecte
         (["one_device"], LOOPS, {"strategy.mirrored.devices": 2}, ["mirrored is not compared", "one_device"]),
         (
             ["parameter_server", "mirrored"], ["fit"], {"train.jit_compile": True},
-            ["nothing can be compared here", "parameter_server: its only loop is custom", "mirrored, fit: train.jit_"],
+            ["none of these rows can be trained", "parameter_server: its only loop", "mirrored, fit: train.jit_"],
         ),
     ],
     ids=lambda value: str(value)[:40],
@@ -155,9 +155,9 @@ def test_a_mistake_is_refused_at_once(any_machine, strategies, loops, overrides,
     ("kind", "loops", "overrides", "loop", "reason"),
     [
         ("mirrored", ["fit"], {"train.jit_compile": True}, "fit", "train.jit_compile = true does not work with"),
-        ("parameter_server", ["fit"], {}, None, "its only loop is custom: give --loops fit,custom"),
+        ("parameter_server", ["fit"], {}, None, "its only loop is custom: use --loops fit,custom"),
         ("model_parallel", ["fit"], {"strategy.devices": 2}, "fit", "make them equal"),
-        ("multi_worker", ["fit"], {"strategy.launcher": "tf_config"}, "fit", "give --set strategy.launcher=local"),
+        ("multi_worker", ["fit"], {"strategy.launcher": "tf_config"}, "fit", "use --set strategy.launcher=local"),
     ],
     ids=lambda value: str(value)[:30],
 )

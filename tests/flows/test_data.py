@@ -205,8 +205,8 @@ def test_nothing_half_made_stays_of_a_source_that_is_refused(photos, project, ru
     before = sorted(path.name for path in (project / "data").iterdir())
     for place, options, message in [
         (source, ["--set", "dataset.image_size=[16,16]"], "1 of its images cannot be used: digit 3/broken.png"),
-        (source, ["--name", "../x"], "cannot become the folder data/NAME"),
-        (source, ["--set", "dataset.name=../../escaped"], "`data add` takes it as an argument. Give --name NAME"),
+        (source, ["--name", "../x"], "cannot be the name of a folder in data/"),
+        (source, ["--set", "dataset.name=../../escaped"], "`data add` takes it as an argument. Use --name NAME"),
         (source, ["--set", "train.epochs=3"], "`data add` accepts only keys of the dataset"),
         (source, ["--set", "dataset.sizes=3"], "unknown key of a dataset of kind image_folder 'sizes'"),
         ("/nope/pics", ["--set", "dataset.kind=image_folder"], "SOURCE = '/nope/pics': no such file or folder"),
@@ -402,7 +402,7 @@ def test_a_tfds_builder_of_the_users_own_is_a_dataset(project, run):
     for name, message in {
         "my_data:Nothing": "dataset.name = 'my_data:Nothing' is not a tfds.core.GeneratorBasedBuilder",
         "my_data:Gone": "my_data has no function or class 'Gone'",
-        "gone:Birds": "dataset.name = 'gone:Birds': no module 'gone'",
+        "gone:Birds": "dataset.name = 'gone:Birds': there is no module 'gone'",
         "other:BlackOrWhite": "dataset.builder = other:BlackOrWhite: data/black_or_white/params.yaml says my_data:",
     }.items():
         refused = run(["stratagem", "data", "add", name])
@@ -417,7 +417,7 @@ def test_a_table_says_what_it_was_taken_for(project, run, tmp_path):
     before = sorted(path.name for path in (project / "data").iterdir())
     add = ["stratagem", "data", "add", tmp_path / "cells.csv"]
     for options, message in [
-        ([], "Give --target COLUMN, or several as --target A,B. Allowed: size, clinic, patient, found"),
+        ([], "Use --target COLUMN, or several as --target A,B. Allowed: size, clinic, patient, found"),
         (["--target", "fond"], "unknown column 'fond': did you mean 'found'"),
         (["--target", "found", "--set", "dataset.columns.clinic=number"], "'clinic' has the value"),
         (["--target", "found", "--set", "dataset.metadata.clinc=category"], "unknown column 'clinc': did you mean"),

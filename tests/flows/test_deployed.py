@@ -41,7 +41,7 @@ def test_code_is_named_by_the_operators_files_alone(in_flow_run, project, monkey
             ({"model.name": "mine:other"}, "own"),
             ({"train.loss": "mine:a"}, "own"),
         ):
-            with pytest.raises(UserError, match="a flow run may not name code to import, which would run here"):
+            with pytest.raises(UserError, match="a flow run may not name code to import, because it would run here"):
                 check(overrides, recipe)
         monkeypatch.setenv("STRATAGEM_OWN_CODE", "mine")
         check(OWN)

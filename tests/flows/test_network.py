@@ -126,4 +126,4 @@ def test_a_worker_with_other_code_is_refused_by_name(hosts, train, prepared_proj
     assert [one.process.wait(PATIENCE_SECONDS) for one in commands] == [1, 2]
     error = commands[1].err.read_text()
     assert "error: worker 1 was started with code " in error, error
-    assert "give every member of the cluster the same command, the same code and packages" in error
+    assert "start every member of the cluster with the same command, the same code and packages" in error

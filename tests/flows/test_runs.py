@@ -64,7 +64,7 @@ def test_a_run_is_listed_shown_and_traced_without_a_framework(in_finished, run, 
     assert json.loads(chain)["registry"] is None
     (of_run,) = json.loads(chain)["link"]["down"]
     assert (of_run["name"], of_run["down"][0]["name"]) == (run_id, version)
-    assert "unknown reference 'nosuch': give a version of a model" in refused(do("trace", "nosuch"))
+    assert "unknown reference 'nosuch': name a version of a model" in refused(do("trace", "nosuch"))
     assert f"unknown run 'nosuch': the newest runs: {run_id}" in refused(do("runs", "show", "nosuch"))
     assert [module for module in HEAVY if module != "mlflow" and imports.of(module)] == [], "trace asks MLflow"
 

@@ -7,7 +7,7 @@ import pytest
 GIVEN = ("--step-seconds", "180ms", "--parameters", "25M", "--set", "train.per_replica_batch_size=32")
 GIVEN += ("--set", "train.global_batch_size=null")
 REFUSED = [
-    (("--bandwidth", "25G"), "--bandwidth = '25G': give bits per second, such as 25Gbps or 100Mbit/s"),
+    (("--bandwidth", "25G"), "--bandwidth = '25G': use bits per second, such as 25Gbps or 100Mbit/s"),
     (("--workers", "7", "--set", "train.global_batch_size=64"), "train.global_batch_size = 64 is not divisible by 7"),
 ]
 

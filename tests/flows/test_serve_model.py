@@ -164,7 +164,7 @@ def test_it_ends_with_the_command_however_that_dies_and_a_port_that_is_taken_is_
     command, url, _, _, name = served
     done = run(["stratagem", "models", "serve", f"models:/{name}/1", "--port", url.rpartition(":")[2]])
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith("Address already in use. Give another one, or 0 for any\n"), done.stderr
+    assert done.stderr.endswith("Address already in use. Choose another one, or 0 for any\n"), done.stderr
     command.family = psutil.Process(command.process.pid).children(recursive=True)
     assert command.family
     command.process.kill()

@@ -173,6 +173,6 @@ def test_bad_input_leaves_nothing(project, run):
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: wrong.yaml: space.schedule.learning_rate = {'high': 0.1, 'low': 1}: `low <= high`")
     many = run(["stratagem", "sweep", "digits", "--trials", "0"])
-    assert (many.returncode, many.stderr) == (2, "error: --trials = 0: give a number from 1 to 100,000\n")
+    assert (many.returncode, many.stderr) == (2, "error: --trials = 0: use a number from 1 to 100,000\n")
     # What the code means is known from the project that this one is a copy of.
     assert {path.name for path in (project / "mlruns").iterdir()} == {".gitkeep", "code.json"}

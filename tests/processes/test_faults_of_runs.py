@@ -279,7 +279,7 @@ def test_data_that_changed_are_made_again_and_a_damaged_cache_is_noticed(stratag
     refused = stratagem("run", *overrides)
     assert refused.end() == 2
     (message,) = [line for line in refused.err.read_text().splitlines() if line.startswith("error: ")]
-    assert "train_images.npy: damaged: its sha256 is" in message
+    assert "train_images.npy is damaged: its sha256 is" in message
     assert "Rebuild it: stratagem data prepare --set dataset.name=digits --force" in message
     done = run(["stratagem", "data", "prepare", "--set", "dataset.name=digits", "--force"])
     assert done.returncode == 0, done.stderr

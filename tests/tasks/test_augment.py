@@ -351,8 +351,8 @@ def test_rand_augment_does_one_of_its_operations_a_layer():
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("flip", r"flip = True: .* has no images, but size\. Give input\.augmentation\.flip=false"),
-        ("rotation", r"rotation = 1\.0: .* has no images, .* Give input\.augmentation\.rotation=0"),
+        ("flip", r"flip = True: .* has no images, but size\. Set input\.augmentation\.flip=false"),
+        ("rotation", r"rotation = 1\.0: .* has no images, .* Set input\.augmentation\.rotation=0"),
         ("rand_augment", r"rand_augment = \{'magnitude': 10.*, 'num_layers': 3\}: .*\.rand_augment=null"),
     ],
 )
@@ -370,5 +370,5 @@ def test_what_cannot_be_mixed_is_refused(digits):
         update={"features": {**digits.features, "age": Feature(kind="number", shape=(), dtype="float32")}}
     )
     check_augmentation(section_of(mixup=0.2), digits)
-    with pytest.raises(UserError, match=r"mixup = 0\.2: digits has image, age, .+ Give input\.augmentation\.mixup=0$"):
+    with pytest.raises(UserError, match=r"mixup = 0\.2: digits has image, age, .+ Set input\.augmentation\.mixup=0$"):
         check_augmentation(section_of(mixup=0.2), two)

@@ -48,8 +48,8 @@ def message_of(overrides, recipe=None, root=ROOT):
 BAD = [
     # unknown names, with the nearest match
     (["optimizer.learning_rate=0.1"], ["did you mean 'schedule.learning_rate'?", "optimizer.global_clipnorm"]),
-    (["strategy.devices=2"], ["unknown key 'strategy.devices'", "Allowed: strategy.device, strategy.kind; with "
-     "strategy.kind=mirrored or multi_worker or data_parallel or model_parallel there is one: give that kind too"]),
+    (["strategy.devices=2"], ["unknown key 'strategy.devices'", "Allowed: strategy.device, strategy.kind; "
+     "strategy.kind=mirrored or multi_worker or data_parallel or model_parallel has it: set that kind too"]),
     (["train.epohcs=3"], ["'train.epohcs'", "did you mean 'train.epochs'?", "train.seed"]),
     (["input.augmentation.flipp=true"], ["did you mean 'input.augmentation.flip'?", "crop_padding"]),
     (["register_.enabled=false"], ["unknown section 'register_'", "did you mean 'register'?"]),
@@ -118,11 +118,11 @@ BAD = [
      ["train.loop = 'fit'", "works only with custom", "set train.loop=custom",
       "one_device, mirrored, multi_worker, tpu"]),
     (["strategy.kind=mirrored", "train.jit_compile=true"],
-     ["train.jit_compile = true", "strategy.kind=mirrored", "XLA compiles a step", "give train.jit_compile=false"]),
+     ["train.jit_compile = true", "strategy.kind=mirrored", "XLA compiles a step", "set train.jit_compile=false"]),
     (["strategy.kind=multi_worker", "train.gradient_accumulation_steps=3"],
      ["train.gradient_accumulation_steps = 3", "strategy.kind=multi_worker", "cannot sum gradients"]),
     (["strategy.kind=tpu", "train.dtype_policy=mixed_float16"],
-     ["train.dtype_policy = mixed_float16", "give train.dtype_policy=mixed_bfloat16"]),
+     ["train.dtype_policy = mixed_float16", "set train.dtype_policy=mixed_bfloat16"]),
     # devices, processes, meshes
     (["strategy.kind=central_storage"], ["'central_storage'", "model_parallel, multi_worker, one_device"]),
     (["strategy.kind=mirrored", "strategy.devices=0"], ["strategy.devices = 0", "greater than 0", "[gpu:0, gpu:2]"]),
@@ -137,9 +137,9 @@ BAD = [
     (["strategy.kind=multi_worker", "strategy.launcher=ray", "strategy.min_workers=3"],
      ["min_workers = 3 is more than workers = 2"]),
     (["strategy.kind=multi_worker", "strategy.launcher=ray", "strategy.min_workers=1"],
-     ["min_workers = 1", "Give cpus, the number of cores"]),
+     ["min_workers = 1", "Set cpus, the number of cores"]),
     (["strategy.kind=multi_worker", "strategy.launcher=ray", "strategy.min_workers=1", "strategy.cpus=1"],
-     ["strategy.min_workers = 1", "Give train.global_batch_size, and train.per_replica_batch_size=null"]),
+     ["strategy.min_workers = 1", "Set train.global_batch_size, and train.per_replica_batch_size=null"]),
     (["strategy.kind=multi_worker", "strategy.launcher=ray", "strategy.min_workers=2", "strategy.cpus=1",
       "strategy.workers=3", "train.per_replica_batch_size=null", "train.global_batch_size=64"],
      ["train.global_batch_size = 64 must be divisible", "strategy.workers = 3", "strategy.min_workers = 2"]),
@@ -155,7 +155,7 @@ BAD = [
     (["strategy.kind=data_parallel", "strategy.workers=2", "strategy.devices=[gpu:0]"],
      ["names devices of one process, but workers = 2", "the number of devices that each has"]),
     (["strategy.kind=data_parallel", "strategy.launcher=slurm"],
-     ["launcher = 'slurm' starts several processes, but workers = 1", "give strategy.workers=N"]),
+     ["launcher = 'slurm' starts several processes, but workers = 1", "set strategy.workers=N"]),
     (["strategy.kind=model_parallel", "strategy.mesh_shape=[8]"], ["strategy.mesh_shape = [8]", "['batch', 'model']"]),
     (["strategy.kind=model_parallel", "strategy.axis_names=[batch, batch]"],
      ["axis_names = ['batch', 'batch']", "each axis"]),
@@ -167,7 +167,7 @@ BAD = [
     (["strategy.kind=model_parallel", "strategy.layout={'(?i)D1/kernel': [null, model]}"],
      ["strategy.layout has the rule '(?i)D1/kernel'", "not a regular expression"]),
     (["strategy.kind=model_parallel", "strategy.layout={d1/kernel: [null, width]}"],
-     ["strategy.layout has the rule 'd1/kernel'", "'width'", "give null", "batch, model"]),
+     ["strategy.layout has the rule 'd1/kernel'", "'width'", "use null", "batch, model"]),
     (["strategy.kind=model_parallel", "strategy.layout={a: [x-y]}"], ["strategy.layout = {'a': ['x-y']}", "pattern"]),
     # how it is trained
     (["train.loss=hinge"], ["train.loss = 'hinge'", "'auto', 'sparse_categorical_crossentropy'"]),

@@ -672,7 +672,7 @@ def test_a_folder_with_a_table_is_no_folder_of_images(source, project):
 
 @pytest.mark.parametrize("name", ["../data", "Photos", "a/b", "", "1st", "x" * 101, "a b", "..", "-x", "größe", "a\n"])
 def test_a_name_that_is_no_folders_is_refused(name):
-    with pytest.raises(UserError, match="cannot become the folder data/NAME") as caught:
+    with pytest.raises(UserError, match="cannot be the name of a folder in data/") as caught:
         dataset_folder.check_name(name, asked=True)
     assert "\n" not in str(caught.value)
 
@@ -681,7 +681,7 @@ def test_a_source_gives_its_name():
     assert dataset_folder.check_name("My Photos (2026)", asked=False) == "my_photos_2026"
     assert dataset_folder.check_name("my-photos", asked=True) == "my-photos"
     assert config.load(None, ["dataset.name=my-photos"]).dataset.name == "my-photos"
-    with pytest.raises(UserError, match=r"SOURCE = '2026'.+Give --name NAME"):
+    with pytest.raises(UserError, match=r"SOURCE = '2026'.+Use --name NAME"):
         dataset_folder.check_name("2026", asked=False)
 
 

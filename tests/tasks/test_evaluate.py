@@ -243,7 +243,7 @@ def test_latest_best_or_a_number_by_a_metric_of_ones_own(tiny, train, project):
         return tracked.register(settings, **records)
 
     for stage in (evaluate, register):
-        with pytest.raises(UserError, match=r"test_labels.npy: damaged: its sha256 is"):
+        with pytest.raises(UserError, match=r"test_labels.npy is damaged: its sha256 is"):
             stage(load(), tiny, training)
 
 

@@ -286,7 +286,7 @@ def test_the_second_time_nothing_is_written_and_nothing_of_others_ever(tiny, tra
     assert export(settings, tiny, run, "savedmodel", "latest", str(target)) == first
     assert (everything(target), target.stat().st_mtime_ns) == before
     with pytest.raises(
-        UserError, match=r"out already contains another model, of run first as savedmodel. Give another"
+        UserError, match=r"out already contains another model, of run first as savedmodel. Choose another"
     ):
         export(settings, tiny, run, "keras", "latest", str(target))
     (target / "mine.txt").write_text("mine")
@@ -306,7 +306,7 @@ def test_what_no_export_made_is_left_alone(tiny, trained, tmp_path):
     (out / "dangling").symlink_to(out / "nowhere")
     before = everything(out)
     for name in ("folder", "empty", "file", "link", "dangling"):
-        with pytest.raises(UserError, match=f"{name} already exists and is not an export. Give another folder: --"):
+        with pytest.raises(UserError, match=f"{name} already exists and is not an export. Choose another folder: --"):
             export(settings, tiny, run, "keras", "latest", str(out / name))
     assert everything(out) == before
     assert (out / "link").is_symlink()

@@ -658,8 +658,8 @@ def test_splits_by_name(splits, validation, expected):
         ("train test", 5000, "input.validation = 5000: takes 5000 of the 9"),
         ("train test", 0.01, "input.validation = 0.01: takes 0 of the 9"),
         # Reports, the registry and comparisons take the split `test` for what was tested on.
-        ("train test", "test", "nothing is left to test on. Give input.validation=0.1"),
-        ("train test validation", "test", "nothing is left to test on. Give input.validation=validation"),
+        ("train test", "test", "nothing is left to test on. Set input.validation=0.1"),
+        ("train test validation", "test", "nothing is left to test on. Set input.validation=validation"),
         ("train validation", "validation", "nothing is left to test on. Prepare it again, .* --force"),
         ("train validation", None, "nothing is left to test on. Prepare it again, .* --force"),
         ("train validation", 0.5, "nothing is left to test on. Prepare it again, .* --force"),

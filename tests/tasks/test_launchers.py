@@ -103,7 +103,7 @@ def test_on_jax_it_is_the_settings_that_say_how_many_processes_there_are(monkeyp
     monkeypatch.setenv("TF_CONFIG", place_of("worker", 1, worker=TWO))
     (member,) = engines.members(data_parallel(workers=2, devices=8))
     assert (member.name, member.is_chief) == ("worker 1", False)
-    with pytest.raises(UserError, match=r"strategy.workers = 3: TF_CONFIG has 2 processes. Give strategy.workers=2"):
+    with pytest.raises(UserError, match=r"strategy.workers = 3: TF_CONFIG has 2 processes. Set strategy.workers=2"):
         engines.members(data_parallel(workers=3))
 
 

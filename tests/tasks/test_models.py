@@ -262,7 +262,7 @@ def test_a_grey_image_is_a_coloured_one():
 @pytest.mark.parametrize(
     ("shape", "normalization", "options", "said"),
     [
-        ((32, 32, 3), "scale", {}, r"input.normalization = scale: .*Give input.normalization=none"),
+        ((32, 32, 3), "scale", {}, r"input.normalization = scale: .*Set input.normalization=none"),
         ((32, 32, 3), "none", {"architecture": "ResNet5"}, r"'ResNet5' is not in keras.applications: .*ResNet50,"),
         ((32, 32, 3), "none", {"architecture": "imagenet_utils"}, "is not in keras.applications"),
         ((32, 32, 3), "none", {"arguments": {"alpa": 1}}, "alpa"),
@@ -342,9 +342,9 @@ def test_numbers_are_standardised_and_a_regression_ends_in_the_targets_unit(poli
 @pytest.mark.parametrize(
     ("name", "features", "message"),
     [
-        ("mlp", ["number"], r"takes images, and digits has numbers of shape \(3,\). Give model.name=mixed or "),
+        ("mlp", ["number"], r"takes images, and digits has numbers of shape \(3,\). Set model.name=mixed or "),
         ("resnet", ["image", "number"], "takes images, and digits has images"),
-        ("text_cnn", ["number", "text"], "takes only texts, not number: give model.name=mixed"),
+        ("text_cnn", ["number", "text"], "takes only texts, not number: set model.name=mixed"),
         ("transformer", ["image"], "takes only one text, not image"),
         ("wide_deep", ["category", "text"], "takes only numbers and categories, not text"),
     ],

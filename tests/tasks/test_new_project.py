@@ -91,7 +91,7 @@ def test_a_folder_with_other_files_becomes_a_project(tmp_path):
     made = new_project.make(tmp_path)
     assert made.git
     assert files_of(tmp_path) == {*made.files, "recipes/own.yaml"}
-    with pytest.raises(UserError, match=r"is already a project: give a folder outside of any project"):
+    with pytest.raises(UserError, match=r"is already a project: choose a folder outside of any project"):
         new_project.make(tmp_path)
     with pytest.raises(UserError, match=rf"is in the project {re.escape(str(tmp_path))}"):
         new_project.make(tmp_path / "recipes")
@@ -100,7 +100,7 @@ def test_a_folder_with_other_files_becomes_a_project(tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("a file", "is a file: give a folder"),
+        ("a file", "is a file: choose a folder"),
         ("no/such", r"the folder .*/no does not exist: create it"),
         ("a" * 300, "cannot be written .*File name too long"),
     ],

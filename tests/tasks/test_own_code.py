@@ -49,7 +49,7 @@ def test_a_module_of_a_name_that_is_taken_is_told(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     name = file.removesuffix(".py").replace("/", ".")
-    with pytest.raises(UserError, match=f"model.name = '{name}:build': the name {name.partition('.')[0]} is that of /"):
+    with pytest.raises(UserError, match=f"model.name = '{name}:build': the name {name.partition('.')[0]} is taken"):
         own_code.load(f"{name}:build", "model.name")
 
 

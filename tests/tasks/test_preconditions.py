@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("on_cpus")
 # Each: the variable, its value, the strategy, what is refused.
 CONTRADICTED = [
     ("KERAS_BACKEND", "tensorflow", ["strategy.kind=data_parallel"], "contradicts strategy.kind = 'data_parallel'"),
-    ("KERAS_BACKEND", "jax", ["strategy.kind=mirrored"], "Unset KERAS_BACKEND, or give strategy.kind=data_parallel or"),
+    ("KERAS_BACKEND", "jax", ["strategy.kind=mirrored"], "Unset KERAS_BACKEND, or set strategy.kind=data_parallel or"),
     ("KERAS_BACKEND", "torch", [], r"which trains on tensorflow\. Unset KERAS_BACKEND$"),
     ("TF_CONFIG", "{", ["strategy.kind=multi_worker"], r"TF_CONFIG = '\{': Invalid JSON"),
 ]

@@ -187,7 +187,7 @@ UNKNOWN = {
     "digits-convnet2@nobody": "unknown model version 'digits-convnet2@nobody': .*known: digits-convnet2/1, ",
     "digits-convnet2/4": "unknown model version 'digits-convnet2/4': did you mean 'digits-convnet2/[123]'",
     "models:/digits-convnet2": "'models:/digits-convnet2' is not the address of a model: write models:/NAME@ALIAS",
-    "dig": "unknown reference 'dig': did you mean 'digits'.? give a version of a model",
+    "dig": "unknown reference 'dig': did you mean 'digits'.? name a version of a model",
     "000": "unknown reference '000': ",
     "0002f": "unknown reference '0002f': ",
     "params.yaml": "unknown reference 'params.yaml': ",
@@ -208,7 +208,7 @@ def test_what_is_not_known_is_refused_with_the_nearest(chain):
             trace.trace(reference)
     shared = write_run(0xAAAA, data_version=OLD)
     with pytest.raises(
-        UserError, match=f"'aaaa' is the beginning of 2 ids: data version {OLD}, run {shared.run_id}. Give"
+        UserError, match=f"'aaaa' is the beginning of 2 ids: data version {OLD}, run {shared.run_id}. Add more"
     ):
         trace.trace("aaaa")
     Path("data/digits/dvc.lock").unlink()

@@ -89,7 +89,7 @@ def test_the_version_predicts_raw_pixels(store: Path, monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(mlflow.keras.load_model(result.model_uri).predict(IMAGES, verbose=0), expected)
 
     for wrong in (IMAGES[:, :3], IMAGES.astype(np.float32), IMAGES.astype(int) - 256, IMAGES.astype(int) + 256):
-        with pytest.raises(ValueError, match="give n x 4 x 4 x 1 pixels, whole numbers from 0 to 255, or n files"):
+        with pytest.raises(ValueError, match="pass n x 4 x 4 x 1 pixels, whole numbers from 0 to 255, or n files"):
             model.predict(wrong)
     example = model.input_example
     assert example.shape == (1, 4, 4, 1)

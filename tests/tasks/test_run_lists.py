@@ -178,7 +178,7 @@ def test_a_run_is_named_by_the_beginning_of_its_id(three):
     assert entries.resolve("latest").run_id == run_id_of(0x1000)
     assert entries.resolve("0003").run_id == run_id_of(3)
     assert entries.resolve(run_id_of(2)).run_id == run_id_of(2)
-    with pytest.raises(UserError, match=f"run '000': 3 runs begin with it: {run_id_of(1)}, .*Give more letters"):
+    with pytest.raises(UserError, match=f"run '000': 3 runs begin with it: {run_id_of(1)}, .*Add more letters"):
         entries.resolve("000")
     for name in ("", "..", "../x", "%", "0_03", f"mlruns/runs/{run_id_of(1)}", "f" * 32, "f" * 33):
         with pytest.raises(UserError, match=r"unknown run '.*the newest runs: "):
@@ -201,7 +201,7 @@ def test_a_time_is_a_day_or_a_time_of_it_here(text):
 
 @pytest.mark.parametrize("text", ["", "7", "-7d", "7y", "2026-13-01", "yesterday"])
 def test_what_is_no_time_is_refused(text):
-    with pytest.raises(UserError, match=r"--since = '.*' is not a time: give a day such as 2026-11-20"):
+    with pytest.raises(UserError, match=r"--since = '.*' is not a time: use a day such as 2026-11-20"):
         listing.moment(text, "--since")
 
 

@@ -171,7 +171,7 @@ def test_quantities_have_their_units(option):
     assert {text: scaling.read(option, text) for text in READ[option]} == pytest.approx(READ[option])
     for text in REFUSED[option]:
         with pytest.raises(
-            UserError, match=r"^--\w+ = '.*': give (bits per second|a time with its|a whole number above)"
+            UserError, match=r"^--\w+ = '.*': use (bits per second|a time with its|a whole number above)"
         ):
             scaling.read(option, text)
     assert scaling.read("--latency", "0s") == 0

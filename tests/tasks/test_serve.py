@@ -112,7 +112,7 @@ def test_a_stage_without_memory_says_what_to_do(error):
     told = unexpected("train", error)
     assert told.exit_code == 1
     assert str(told).startswith(
-        f"train ran out of memory ({type(error).__name__}): give a smaller train.global_batch_size"
+        f"train ran out of memory ({type(error).__name__}): set a smaller train.global_batch_size"
     )
 
 

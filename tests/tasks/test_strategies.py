@@ -120,7 +120,7 @@ def machine_with_gpus(monkeypatch):
 
 def test_more_gpus_than_there_are_are_refused(machine_with_gpus):
     machine_with_gpus(2)
-    with pytest.raises(UserError, match=r"strategy.devices = 3: this machine has 2 GPUs. Give strategy.devices=2"):
+    with pytest.raises(UserError, match=r"strategy.devices = 3: this machine has 2 GPUs. Set strategy.devices=2"):
         strategies.build(config.Mirrored(kind="mirrored", devices=3))
     with pytest.raises(UserError, match=r"strategy.device = 'gpu:2': this machine has 2 GPUs"):
         strategies.build(config.OneDevice(kind="one_device", device="gpu:2"))
@@ -130,7 +130,7 @@ def test_more_gpus_than_there_are_are_refused(machine_with_gpus):
 def test_a_list_with_a_gpu_that_is_not_there_or_named_twice_is_refused(machine_with_gpus, devices):
     machine_with_gpus(2)
     with pytest.raises(
-        UserError, match=r"strategy.devices = \['gpu:.*this machine has 2 GPUs, and each can be named once"
+        UserError, match=r"strategy.devices = \['gpu:.*this machine has 2 GPUs, and a device may be named only once"
     ):
         strategies.build(config.Mirrored(kind="mirrored", devices=devices))
 
@@ -177,7 +177,7 @@ def test_a_sum_that_would_leave_a_replica_out_is_refused(monkeypatch):
     tf.constant(0)  # From here on the CPU cannot be split any more: these are what there is.
     logical = [SimpleNamespace(name=f"/device:CPU:{index}") for index in range(3)]
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: logical)
-    with pytest.raises(UserError, match=r"'hierarchical_copy': .* there are 3. Give auto or .* strategy.devices=2"):
+    with pytest.raises(UserError, match=r"'hierarchical_copy': .* there are 3. Set auto or .* strategy.devices=2"):
         strategies.build(config.Mirrored(kind="mirrored", devices=3, cross_device_ops="hierarchical_copy"))
 
 
@@ -228,8 +228,8 @@ def test_a_process_on_jax_may_come_late_to_the_first_sum(project):
 @pytest.mark.parametrize(
     ("size", "num_replicas", "said"),
     [
-        (100, 3, r"train.global_batch_size = 100 is not divisible by 3 replicas: 100 = 3 \* 33 \+ 1. Give 99 or 102,"),
-        (2, 3, r"2 = 3 \* 0 \+ 2. Give 3, or train.per_replica_batch_size instead"),
+        (100, 3, r"train.global_batch_size = 100 is not divisible by 3 replicas: 100 = 3 \* 33 \+ 1. Set 99 or 102,"),
+        (2, 3, r"2 = 3 \* 0 \+ 2. Set 3, or train.per_replica_batch_size instead"),
     ],
 )
 def test_a_global_batch_that_does_not_divide_is_refused_with_the_arithmetic(size, num_replicas, said):

@@ -51,10 +51,10 @@ def test_a_script_is_valid_and_asks_for_what_was_given(tmp_path):
     ("options", "said"),
     [
         ({"nodes": "3"}, r"nodes = 3: the number of processes is 2, .*strategy.workers=3"),
-        ({"nodes": "0"}, "nodes = 0: give a whole number of at least 1"),
+        ({"nodes": "0"}, "nodes = 0: use a whole number of at least 1"),
         ({"signal": "USR1@120"}, r"signal = USR1@120: a run saves its step on TERM, INT, HUP"),
         ({"signal": "TERM"}, r"signal = TERM: .* such as TERM@120"),
-        ({"max-restarts": "many"}, "max-restarts = many: give a whole number"),
+        ({"max-restarts": "many"}, "max-restarts = many: use a whole number"),
     ],
 )
 def test_what_cannot_be_is_refused(options, said):
@@ -103,7 +103,7 @@ def test_a_job_without_a_checkpoint_is_not_queued_for_ever(tmp_path):
     (tmp_path / "save").write_text("mlruns/runs/0a/checkpoints/3")
     assert "queued again (start 2)" in starts()
     (tmp_path / "save").unlink()
-    assert [("not queued again: give more --time" in starts()) for _ in range(3)] == [False, False, True]
+    assert [("not queued again: use more --time" in starts()) for _ in range(3)] == [False, False, True]
     assert (tmp_path / "told").read_text() == "requeue 7\n" * 5
 
 

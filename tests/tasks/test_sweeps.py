@@ -162,7 +162,7 @@ def test_a_space_is_laid_over_the_settings(space):
         (RATES + "seed: -1", "seed = -1"),
         (RATES + "pruner: {factr: 3}", "did you mean 'pruner.factor'?"),
         (RATES + "pruner: {factor: 1}", "pruner.factor = 1"),
-        (RATES + "pruner: {}\nset: {strategy: {kind: multi_worker, workers: 2}}", "give `pruner: null`"),
+        (RATES + "pruner: {}\nset: {strategy: {kind: multi_worker, workers: 2}}", "set `pruner: null`"),
         ("space: {model.options.units: [[1], [2]]\n", "not valid YAML, line"),
     ],
 )  # fmt: skip
@@ -340,7 +340,7 @@ def test_a_store_whose_process_died_while_it_made_it_is_completed(space, tmp_pat
 
 def test_a_damaged_store_is_refused(space, tmp_path):
     (tmp_path / "optuna.db").write_bytes(b"no database" * 1000)
-    with pytest.raises(UserError, match=r"optuna.db cannot be read .*give --fresh for a new sweep"):
+    with pytest.raises(UserError, match=r"optuna.db cannot be read .*use --fresh for a new sweep"):
         sweeps.Trials(tmp_path, space)
 
 

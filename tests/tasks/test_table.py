@@ -726,7 +726,7 @@ REFUSED = [
     (
         SMALL,
         {"target": []},
-        "dataset.target: a table needs the column that a model learns to predict. Give --target COLUMN",
+        "dataset.target: a table needs the column that a model learns to predict. Use --target COLUMN",
     ),
     (SMALL, {"target": "y,z"}, "unknown column 'z'"),
     (SMALL, {"target": "y,y"}, "names a column twice"),
@@ -738,7 +738,7 @@ REFUSED = [
         {"time": "word"},
         "the column 'word' has the value 'a' in row 1, counted without the header, which is not a date or time",
     ),
-    (SMALL, {"time": "x", "group": "word"}, "Set only one of them"),
+    (SMALL, {"time": "x", "group": "word"}, "Set only one"),
     (SMALL, {"split_column": "word"}, "unknown split 'a'"),
     (SMALL, {"columns": {"wrod": "text"}}, "unknown column 'wrod': did you mean 'word'"),
     (SMALL, {"columns": {"y": "category"}}, "the column is dataset.target, from which a model must not learn"),
@@ -747,12 +747,12 @@ REFUSED = [
     (
         SMALL,
         {"metadata": {"y": "category"}},
-        "dataset.metadata.y: the column is dataset.target, which has",
+        "dataset.metadata.y: the column is dataset.target, so it already has",
     ),
     (
         SMALL,
         {"columns": {"word": "category"}, "metadata": {"word": "category"}},
-        "dataset.metadata.word: the column is of kind category in dataset.columns, which has its own slices",
+        "dataset.metadata.word: the column is of kind category in dataset.columns, so it already has slices",
     ),
     (
         SMALL,
@@ -836,7 +836,7 @@ OTHERS = [
     ("own.jsonl", '{"x": 1, "y": "a"}\n[1]\n', "line 2 is not a JSON object: [1]"),
     ("own.jsonl", "", "it is empty"),
     ("own.parquet", "no parquet", "cannot be read"),
-    ("own.jsonl", '{"x": 1, "y": {"a": 1}}\n' * 9, "dataset.target = 'y': has nested values"),
+    ("own.jsonl", '{"x": 1, "y": {"a": 1}}\n' * 9, "dataset.target = 'y': the column has nested values"),
     ("gone.csv", None, "no such file"),
 ]
 

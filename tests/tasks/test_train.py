@@ -625,7 +625,7 @@ def test_initial_weights_of_another_model_are_refused_before_a_run_exists(tiny, 
     [
         (
             ["input.augmentation.crop_padding=8"],
-            "have 8 x 8 pixels, so a crop could miss them completely. Give less than 8",
+            "have 8 x 8 pixels, so a crop could miss them completely. Use less than 8",
         ),
         (["train.per_replica_batch_size=181"], "the global batch of 181 examples is larger than the training split"),
         (["input.validation=200"], "input.validation = 200: takes 200 of the 200 training examples"),
@@ -734,8 +734,8 @@ def test_a_worker_with_other_settings_or_data_than_the_chiefs_is_refused(tiny, t
             assist(with_settings, data)
         assert error.value.exit_code == 2
         assert len(received) == 1, "before a model is made"
-        message, end = str(error.value).split(": give every member of the cluster ")
-        assert end == "the same command, the same code and packages, and the same data"
+        message, end = str(error.value).split(": start every member of the cluster ")
+        assert end == "with the same command, the same code and packages, and the same data"
         return message.removeprefix("worker 1 was started with ").split(", but the chief with ")
 
     assert refused(with_settings=sgd) == [f"settings {told(sgd)}", f"settings {told(settings)}"]
@@ -758,7 +758,7 @@ def test_a_damaged_array_is_refused_before_anything_else(tiny, train, project):
     path.write_bytes(content)
     with pytest.raises(
         UserError,
-        match=r"train_images.npy: damaged: its sha256 is .* stratagem data prepare --set dataset.name=tiny --force",
+        match=r"train_images.npy is damaged: its sha256 is .* stratagem data prepare --set dataset.name=tiny --force",
     ):
         train(tiny)
     assert {path.name for path in (project / "mlruns").rglob("*")} == {".gitkeep", "code.json"}, "as before"

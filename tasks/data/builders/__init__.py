@@ -96,17 +96,17 @@ def build(name: str, version: str | None, data_dir: Path, own: str | None = None
     if not keys:
         raise UserError(
             f"dataset.name = '{name}' cannot be trained on: TFDS defines no supervised keys (input and target) "
-            "for it. Write your own builder with such keys (docs/data.md)"
+            "for it. Write your own builder that does (docs/data.md)"
         )
     try:
         supervised(builder)
     except ValueError:
         found = [[type(one).__name__ for one in _leaves(features, part).values()] for part in keys]
         raise UserError(
-            f"dataset.name = '{name}' cannot be trained on: its supervised keys must be an image (uint8, known number "
-            "of channels), a text, numbers of a known shape or a dictionary of such columns, and a class label, "
-            "several of them (Sequence(ClassLabel)), numbers or, not of texts alone, a text; got "
-            + cut(str(found), 120)
+            f"dataset.name = '{name}' cannot be trained on. Of its supervised keys, the input must be an image (uint8, "
+            "known number of channels), a text, numbers of a known shape or a dictionary of such columns; the target "
+            "a class label, several of them (Sequence(ClassLabel)), numbers or, unless the input is only a text, a "
+            f"text; got {cut(str(found), 120)}"
         ) from None
     return builder
 

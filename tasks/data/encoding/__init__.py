@@ -81,7 +81,7 @@ class Encoder:
         if kinds == ["text"] and not hasattr(given, "keys"):
             given = {self.columns[0]: given}
         if not hasattr(given, "keys"):
-            raise ValueError(f"give the values of each column by its name: {', '.join(self.columns)}")
+            raise ValueError(f"pass the values of each column by its name: {', '.join(self.columns)}")
         features = self.encode({name: list(given[name]) for name in self.columns if name in given})
         return features if len(features) > 1 else next(iter(features.values()))
 
@@ -95,7 +95,7 @@ class Encoder:
         whole = given.dtype.kind in "iu" and (not given.size or (given.min() >= 0 and given.max() <= 255))
         if given.shape[1:] != shape or not whole:
             raise ValueError(
-                f"got {given.dtype} {given.shape}: give n x {' x '.join(map(str, shape))} pixels, whole numbers from 0 "
+                f"got {given.dtype} {given.shape}: pass n x {' x '.join(map(str, shape))} pixels, whole numbers from 0 "
                 "to 255, or n files of images, as bytes or as base64"
             )
         return given.astype(np.uint8)

@@ -286,8 +286,8 @@ class ScannedTable:
             if not shown:
                 refuse_broken(self.dataset, self.broken)
                 raise UserError(
-                    f"dataset.columns.{name} = image: no row has an image that can be used. Give the column the kind "
-                    f"ignore (dataset.source = '{self.dataset.source}')"
+                    f"dataset.columns.{name} = image: no row has an image that can be used. Set its kind to ignore "
+                    f"(dataset.source = '{self.dataset.source}')"
                 )
             shapes[name] = (*common_size(self.dataset, shown), 1 if all(one.is_grey for one in shown) else 3)
         return shapes

@@ -56,7 +56,7 @@ def examples(dataset: config.Tfds) -> Examples:
     if dataset.columns and not has_columns:
         raise UserError(
             f"data/{dataset.name}/params.yaml: dataset.columns = {', '.join(dataset.columns)}: an example of "
-            f"{dataset.name} is one image without columns. Leave the key out"
+            f"{dataset.name} is one image without columns. Remove the key"
         )
     with _explained(dataset, manifest, builder):
         found = _of_columns(dataset, builder) if has_columns else _of_images(dataset, builder, manifest)

@@ -188,8 +188,8 @@ def check_gate(settings: config.Settings, prepared: PreparedDataset) -> None:
         _check_outputs(f"register.metric = '{gate}'", known[name], prepared)
     elif name not in measured:
         raise UserError(
-            f"register.metric = '{gate}': {prepared.name} is a {prepared.target.task}, and its evaluation measures "
-            f"{', '.join(measured)}. Give register.metric=test/ and one of these"
+            f"register.metric = '{gate}': {prepared.name} is a {prepared.target.task}, for which an evaluation "
+            f"computes {', '.join(measured)}. Set register.metric to test/ and one of these"
         )
 
 
@@ -211,16 +211,16 @@ def in_training(settings: config.Settings, prepared: PreparedDataset) -> dict[st
     asked |= {f"{key} = '{monitor}'": monitor.partition("/")[2] for key, monitor in settings.monitors.items()}
     for what, name in asked.items():
         if name != "loss" and name not in measured:
-            why = "an evaluation alone computes it" if name in known else f"{prepared.name} is a {target.task}"
-            raise UserError(f"{what}: {why}, and its training measures loss, {', '.join(measured)}. Give one of these")
+            why = "only an evaluation computes it" if name in known else f"{prepared.name} is a {target.task}"
+            raise UserError(f"{what}: {why}. A training computes loss, {', '.join(measured)}: choose one of these")
         if name in known:
             _check_outputs(what, known[name], prepared)
             most = known[name].most_outputs_in_training
             if most is not None and target.num_outputs > most:
                 many = "classes" if target.task == "classification" else "labels"
                 raise UserError(
-                    f"{what}: {prepared.name} has {target.num_outputs:,} {many}, and a training measures {name} of at "
-                    f"most {most:,}, because its counts take memory. Give another metric; the evaluation has "
+                    f"{what}: {prepared.name} has {target.num_outputs:,} {many}, but a training can compute {name} for "
+                    f"at most {most:,}, because its counts take memory. Choose another metric; the evaluation has "
                     f"test/{name}"
                 )
     wanted = {HEADLINES[target.task], *asked.values()}
@@ -231,8 +231,8 @@ def _check_outputs(what: str, metric: Metric, prepared: PreparedDataset) -> None
     """Refuse a metric that is always 1."""
     if (count := prepared.target.num_outputs) <= metric.more_outputs_than:
         raise UserError(
-            f"{what}: {prepared.name} has {count} classes, so the right one is always among the "
-            f"{metric.more_outputs_than} largest. Give accuracy, or a K below {count}"
+            f"{what}: {prepared.name} has {count} classes, so the right class is always among the "
+            f"{metric.more_outputs_than} most probable ones. Use accuracy, or a K below {count}"
         )
 
 

@@ -133,15 +133,15 @@ def _refuse_unfit(
             raise UserError(one_of("key", f"model.options.{option}", known or ["no options"]))
     if not takes_features(function) and not only_image:
         raise UserError(
-            f"model.name = '{model.name}' takes images, and {prepared.name} has {_described(prepared.features)}. Give "
-            f"model.name={' or '.join(of_features())}, or a module:function of your own with build(features, "
+            f"model.name = '{model.name}' takes images, and {prepared.name} has {_described(prepared.features)}. Set "
+            f"model.name={' or '.join(of_features())}, or your own module:function with build(features, "
             "num_outputs, ...)"
         )
     only = getattr(sys.modules[function.__module__], "NORMALIZATION", normalization)
     if only != normalization:
         raise UserError(
             f"input.normalization = {normalization}: model.name = '{model.name}' works only with "
-            f"'{only}'. Give input.normalization={only}"
+            f"'{only}'. Set input.normalization={only}"
         )
 
 

@@ -26,7 +26,7 @@ def build(
         ValueError: a feature is not text.
     """
     if others := [name for name, feature in features.items() if feature.kind != "text"]:
-        raise ValueError(f"takes only texts, not {', '.join(others)}: give model.name=mixed")
+        raise ValueError(f"takes only texts, not {', '.join(others)}: set model.name=mixed")
     inputs = inputs_of(features)
     largest = []
     for name, feature in features.items():

@@ -27,7 +27,7 @@ def build(
         ValueError: the features are not a single text.
     """
     if len(features) != 1 or next(iter(features.values())).kind != "text":
-        raise ValueError(f"takes only one text, not {', '.join(features)}: give model.name=mixed")
+        raise ValueError(f"takes only one text, not {', '.join(features)}: set model.name=mixed")
     inputs = inputs_of(features)
     words, feature = next(iter(inputs.values())), next(iter(features.values()))
     places = keras.ops.cumsum(keras.ops.ones_like(words), axis=1) - 1

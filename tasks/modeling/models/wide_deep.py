@@ -24,7 +24,7 @@ def build(
         ValueError: a feature is neither numbers nor categories.
     """
     if others := [name for name, feature in features.items() if feature.kind not in ("number", "category")]:
-        raise ValueError(f"takes only numbers and categories, not {', '.join(others)}: give model.name=mixed")
+        raise ValueError(f"takes only numbers and categories, not {', '.join(others)}: set model.name=mixed")
     inputs = inputs_of(features)
     wide, deep = [], []
     for name, feature in features.items():

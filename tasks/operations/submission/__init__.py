@@ -88,7 +88,7 @@ def number(options: dict[str, str], name: str, default: int) -> int:
     """
     text = options.pop(name, str(default))
     if not text.isdecimal() or not int(text):
-        raise UserError(f"{name} = {text}: give a whole number of at least 1")
+        raise UserError(f"{name} = {text}: use a whole number of at least 1")
     return int(text)
 
 

@@ -45,14 +45,14 @@ def write(request: Request) -> str:
     if nodes > request.num_processes:
         raise UserError(
             f"nodes = {nodes}: the number of processes is {request.num_processes}, so a node would be idle. "
-            "Give fewer nodes, or a strategy of more processes, such as --set strategy.kind=multi_worker --set "
+            "Use fewer nodes, or a strategy of more processes, such as --set strategy.kind=multi_worker --set "
             f"strategy.workers={nodes}"
         )
     signal = options.pop("signal", "TERM@120")
     name, _, lead = signal.partition("@")
     if name not in SIGNALS or not lead.isdecimal():  # Slurm would take others.
         raise UserError(
-            f"signal = {signal}: a run saves its step on {', '.join(SIGNALS)}. Give one of them and the seconds before "
+            f"signal = {signal}: a run saves its step on {', '.join(SIGNALS)}. Use one of them and the seconds before "
             "the end, such as TERM@120"
         )
     if (gpus := request.settings.strategy.required_gpus) is not None:

@@ -185,7 +185,7 @@ def joined_member(
     count = sum(map(len, cluster.values()))
     if section.backend == "jax" and count != section.num_processes:
         raise UserError(
-            f"strategy.workers = {section.workers}: {source} has {count} process{'es' * (count > 1)}. Give "
+            f"strategy.workers = {section.workers}: {source} has {count} process{'es' * (count > 1)}. Set "
             f"strategy.workers={count}, or start as many processes as the settings require"
         )
     address = cluster[job][index]
@@ -210,7 +210,7 @@ def joined_member(
     ):  # JAX makes CPU devices where there are no GPUs.
         if wanted > len(gpus):
             raise UserError(
-                f"strategy.devices = {wanted}: this machine has {gpus_in_words(gpus)}. Give fewer, or null for all"
+                f"strategy.devices = {wanted}: this machine has {gpus_in_words(gpus)}. Use fewer, or null for all"
             )
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[:wanted])
     first = ("chief" if "chief" in cluster else "worker", 0)
@@ -234,8 +234,8 @@ def member_of_rank(section: config.AnyCluster, addresses: Sequence[str], rank: i
     if section.chief_gives_work and count != section.num_processes:
         raise UserError(
             f"strategy.workers = {section.workers} and strategy.ps = {section.jobs(section.workers)['ps']}: with the "
-            f"chief these are {section.num_processes} processes, but {source} has {count}. Start as many, or use "
-            "other settings"
+            f"chief these are {section.num_processes} processes, but {source} has {count}. Start as many "
+            "as that, or change the settings"
         )
     tasks, cluster = cluster_of(section, addresses)
     return joined_member(section, cluster, *tasks[rank], source)

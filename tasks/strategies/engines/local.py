@@ -48,11 +48,11 @@ def _gpus_of_workers(section: config.AnyCluster) -> list[list[str]]:
     if wanted and wanted * workers > len(gpus):
         raise UserError(
             f"strategy.devices = {wanted}: {workers} workers need {wanted * workers} GPUs, and this machine has "
-            f"{len(gpus)}. Give fewer, or null to share all of them"
+            f"{len(gpus)}. Use fewer, or null to share all of them"
         )
     if gpus and not share:
         raise UserError(
-            f"strategy.workers = {workers}: this machine has {gpus_in_words(gpus)}, and each worker needs one of "
-            f"its own. Give strategy.workers={len(gpus)}, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+            f"strategy.workers = {workers}: this machine has {gpus_in_words(gpus)}, but each worker needs one of "
+            f"its own. Set strategy.workers={len(gpus)}, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
         )
     return [gpus[worker * share : (worker + 1) * share] for worker in range(workers)] if gpus else []

@@ -61,8 +61,8 @@ def members(section: config.Cluster) -> list[Member]:
         if error is not None:
             raise UserError(
                 f"{ADDRESS} = '{address}': no Ray cluster answers there ({error}). Start one (`ray start --head`), or "
-                "give host:port of a running cluster's head node, such as 10.0.0.1:6379, on a machine that is one of "
-                "its nodes (`ray start --address=HOST:PORT` makes it one)"
+                "set it to host:port of a running cluster's head node, such as 10.0.0.1:6379, on a machine that is one "
+                "of its nodes (`ray start --address=HOST:PORT` makes it one)"
             )
     tasks, _ = cluster_of(section, [""] * section.num_processes)
     return [Member(job, index, place == 0, {}) for place, (job, index) in enumerate(tasks)]
@@ -283,7 +283,7 @@ def _reserve(
             if time.monotonic() - began > MISSING_SECONDS:
                 raise UserError(
                     f"strategy.launcher = 'ray': {counts[-1] + others} processes of {words} each are needed, but the "
-                    f"{len(nodes)} nodes of the cluster have room for {room}. Start more nodes, or give fewer "
+                    f"{len(nodes)} nodes of the cluster have room for {room}. Start more nodes, or use fewer "
                     "strategy.workers, strategy.min_workers or strategy.cpus"
                 )
             time.sleep(1)

@@ -64,8 +64,8 @@ def _hosts_of_tasks(count: int) -> list[str]:
     ]
     if len(hosts) != count:
         raise StratagemError(
-            f"Slurm's step has {count} tasks, and {len(hosts)} places on {nodes} "
-            f"({os.environ.get('SLURM_STEP_TASKS_PER_NODE')})"
+            f"Slurm's step has {count} tasks, but {nodes} have places for {len(hosts)} "
+            f"(SLURM_STEP_TASKS_PER_NODE = {os.environ.get('SLURM_STEP_TASKS_PER_NODE')})"
         )
     return hosts
 

@@ -26,7 +26,7 @@ def check(section: config.Tpu) -> None:
     if name == "local" and not any(map(glob, DEVICE_FILES)):
         raise UserError(
             f"strategy.kind = 'tpu': this machine has no TPU. Looked for strategy.tpu, {', '.join(TPU_VARIABLES)} and "
-            f"{', '.join(DEVICE_FILES)}. Train on a TPU VM, give strategy.tpu=grpc://ADDRESS:8470, or "
+            f"{', '.join(DEVICE_FILES)}. Train on a TPU VM, set strategy.tpu=grpc://ADDRESS:8470, or "
             "strategy.kind=mirrored"
         )
     if name.startswith("grpc://"):
@@ -34,6 +34,6 @@ def check(section: config.Tpu) -> None:
         ask = functools.partial(network.connection_error, host, port or "8470", ANSWER_SECONDS)
         if network.with_timeout(ANSWER_SECONDS, ask, TimeoutError()) is not None:
             raise UserError(
-                f"strategy.kind = 'tpu': nothing answers at {name}. Give strategy.tpu=grpc://ADDRESS:8470 of a "
+                f"strategy.kind = 'tpu': nothing answers at {name}. Set strategy.tpu=grpc://ADDRESS:8470 of a "
                 "running TPU"
             )

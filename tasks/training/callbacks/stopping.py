@@ -75,8 +75,8 @@ class NonFiniteLoss(StratagemError):
         self.start = position.start
         epoch = (step - 1) // position.batches.steps + 1
         super().__init__(
-            f"{what} at step {self.step}, in epoch {epoch}. Lower schedule.learning_rate, give "
-            "optimizer.global_clipnorm, or train.on_nonfinite=rollback"
+            f"{what} at step {self.step}, in epoch {epoch}. Lower schedule.learning_rate, or set "
+            "optimizer.global_clipnorm or train.on_nonfinite=rollback"
         )
 
 

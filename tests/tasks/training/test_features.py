@@ -198,7 +198,7 @@ def test_validation_examples_are_not_drawn_from_rows_that_belong_together(mixtur
         train(prepared, *PLAIN)
     whole = prepared.model_copy(update={"splits": {**prepared.splits, "validation": prepared.splits["test"]}})
     records.save(whole, Path(prepared.folder, "manifest.json"))
-    with pytest.raises(UserError, match=r"input.validation = 0.2: .+ Give input.validation=validation, or"):
+    with pytest.raises(UserError, match=r"input.validation = 0.2: .+ Set input.validation=validation, or"):
         check(config.load("../small.yaml", PLAIN), whole)
 
 

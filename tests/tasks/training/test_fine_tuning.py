@@ -190,7 +190,7 @@ def test_a_new_head_is_random_and_all_else_is_the_start_models(tiny, make_datase
 
 def test_a_start_model_that_normalises_otherwise_is_refused(tiny, start):
     start()
-    said = "its layer normalization normalizes with other constants than this run. Give the input.normalization that"
+    said = "its layer normalization normalizes with other constants than this run. Set the input.normalization that"
     with pytest.raises(UserError, match=said):
         begun(tiny, "input.normalization=standardize")
     start(tiny, "input.normalization=standardize")
@@ -243,7 +243,7 @@ def test_an_architecture_begins_with_a_file_of_its_weights(photographs, suffix):
     *body, kernel, bias = found
     assert all(map(np.array_equal, body, theirs.get_weights()))
     assert (len(body), kernel.shape, bias.shape) == (26, (512, 4), (4,))
-    with pytest.raises(UserError, match=r"cannot load .* into this architecture .*Give the weights of model.options"):
+    with pytest.raises(UserError, match=r"cannot load .* into this architecture .*Use the weights of model.options"):
         initial.find_weights(config.load(None, [*APPLICATION, f"model.initial={file}", OTHER]), photographs)
 
 

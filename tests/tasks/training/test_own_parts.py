@@ -190,19 +190,19 @@ def test_a_rollback_and_the_linear_scaling_rule_reach_an_own_schedule(tiny, trai
     ("overrides", "said"),
     [
         (["optimizer.kind=parts:Gone"], "optimizer.kind = 'parts:Gone': parts has no function or class 'Gone'"),
-        (["optimizer.kind=gone:Sign"], "optimizer.kind = 'gone:Sign': no module 'gone'"),
-        (["optimizer.kind=parts:text"], "makes a str, but must make a Keras Optimizer"),
+        (["optimizer.kind=gone:Sign"], "optimizer.kind = 'gone:Sign': there is no module 'gone'"),
+        (["optimizer.kind=parts:text"], "returns a str, but must return a Keras Optimizer"),
         (
             ["optimizer.kind=parts:Sign", "optimizer.options={dekay: 1}"],
             "with dekay, learning_rate .ValueError.*parts.py line",
         ),
-        (["optimizer.kind=parts:Sign", "optimizer.options={learning_rate: 1}"], "Give schedule.learning_rate"),
+        (["optimizer.kind=parts:Sign", "optimizer.options={learning_rate: 1}"], "Set schedule.learning_rate"),
         (
             ["optimizer.kind=parts:Broken"],
             "its first step fails .ZeroDivisionError: no slot, parts.py line",
         ),
-        (["schedule.kind=parts:Halving"], "schedule.kind = 'parts:Halving' cannot be made without options"),
-        (["schedule.kind=parts:Sign"], "makes a Sign, but must make a Keras LearningRateSchedule"),
+        (["schedule.kind=parts:Halving"], "schedule.kind = 'parts:Halving' cannot be created without options"),
+        (["schedule.kind=parts:Sign"], "returns a Sign, but must return a Keras LearningRateSchedule"),
         (["optimizer.kind=lion"], "Allowed: adam, adamw, module:name, rmsprop, sgd"),
     ],
 )
@@ -306,8 +306,8 @@ def test_an_error_in_a_callback_names_it_and_its_method(tiny, train, parts, call
     ("callbacks", "said"),
     [
         ("[parts:Gone]", "train.callbacks = 'parts:Gone': parts has no function or class 'Gone'"),
-        ("[{parts:Slower: {fctor: 1}}]", "cannot be made with fctor .TypeError"),
-        ("[parts:Sign]", "train.callbacks = 'parts:Sign' makes a Sign, but must make a Keras Callback"),
+        ("[{parts:Slower: {fctor: 1}}]", "cannot be created with fctor .TypeError"),
+        ("[parts:Sign]", "train.callbacks = 'parts:Sign' returns a Sign, but must return a Keras Callback"),
         (
             "[parts:Unlike]",
             "train.callbacks = 'parts:Unlike': a training calls on_epoch_end.epoch, logs., but its signature",
