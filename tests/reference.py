@@ -191,10 +191,14 @@ def commands() -> str:
     """Return a section for each command, with its arguments and options, as --help has them."""
     lines: list[str] = []
     top = get_command(main.app)
+    models = top.commands["models"].commands
     for name, command in sorted(top.commands.items()):
         if command.hidden:  # An older name.
             continue
         below = getattr(command, "commands", {})
+        if name in models and command.help == models[name].help:
+            lines += [f"## stratagem {name}", "", f"Short for `stratagem models {name}`.", ""]
+            continue
         if not below or command.invoke_without_command:
             lines += _command(f"stratagem {name}", command)
         for own, inner in sorted(below.items()):

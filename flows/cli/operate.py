@@ -102,7 +102,7 @@ def status() -> Result:
     for one in found["failed"]:
         print(f"  failed   {one['name']}, {one['state']}: {one['reason']}, flow run {one['id']}")
     if found["lost_notice"]:
-        print("  the last notice was lost (STRATAGEM_NOTIFY): mlruns/notifications/lost")
+        print("  the last notification could not be sent (STRATAGEM_NOTIFY): mlruns/notifications/lost")
     if not found["well"]:
         raise SystemExit(1)
 
@@ -140,7 +140,7 @@ def reconcile() -> Result:
     for record in ended:
         print(f"{record.what} is now {record.status}: {record.reason}")
     for run_id in kept:
-        print(f"run {run_id} is not completely on the MLflow server, which does not answer or is not set")
+        print(f"run {run_id} is not completely on the MLflow server: it does not answer, or is not set")
     if not ended and not kept:
         print("There is nothing to record.")
 

@@ -170,7 +170,7 @@ class Table(LocalDescription):
     """The separator between the labels, if one target column contains several per example; brackets and quotes of a
     Python or JSON list are ignored."""
     columns: Annotated[dict[str, TableColumn], BeforeValidator(_columns)] | None = None
-    """The kind of each other column; null guesses all of them."""
+    """The kind of each column that has no other role; null lets `data add` guess all of them."""
     split_column: str | None = None
     """The column with train, validation or test. If it never has test, the test split is drawn from the training
     rows."""
@@ -191,7 +191,7 @@ class Table(LocalDescription):
     text_length: Annotated[int, Field(gt=0, le=100_000)] | None = None
     """Number of words to keep of a text; null is enough for 95% of the training split's texts, at most 512."""
     images: tuple[str, ...] = ()
-    """Files and folders next to the table that contain the images whose paths it has. `data add` finds them and makes
+    """Files and folders next to the table with the images that the table names. `data add` finds them and makes
     them DVC dependencies; if they change, add the dataset again."""
     image_size: tuple[Pixels, Pixels] | None = None
     """Height and width to which all images are resized; null keeps their size, or uses the median if they differ,

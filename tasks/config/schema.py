@@ -146,7 +146,7 @@ class Model(Section):
     FILE.keras, models:/NAME@ALIAS or models:/NAME/VERSION in MLflow, or, for model.name=keras_applications, FILE.h5
     with the weights of its architecture without the top. Null: random weights."""
     new_head: Result[bool]
-    """Initialize the last layer with weights at random in any case, for example because the classes differ."""
+    """Give the last layer that has weights new random ones, for example because the classes differ."""
     freeze: Result[list[LayerNames]]
     """Regular expressions: layers whose whole name matches, and all layers inside them, are not trained (Keras'
     `layer.trainable = False`; a BatchNormalization then uses its moving averages and does not change them)."""
@@ -181,7 +181,7 @@ class Evaluate(Section):
 
 class Register(Section):
     enabled: Bookkeeping[bool]
-    """Whether models are registered."""
+    """Register the model of each run that passes the gate."""
     model_name: Bookkeeping[Annotated[str, Field(pattern=MODEL_NAME, max_length=250)] | None]
     """Name in MLflow's model registry; null is <dataset>-<model>."""
     alias: Bookkeeping[Annotated[str, Field(pattern=r"^[a-z][\w-]*$", max_length=250)]]

@@ -89,7 +89,7 @@ class Train(Section):
     seed: Result[Annotated[int, Field(ge=0, lt=2**31)]]
     """Seed of the weights, the order of the data, augmentation, Dropout, and a randomly drawn validation split."""
     deterministic: Course[bool]
-    """Reject TensorFlow kernels whose results differ from run to run."""
+    """Compute the same bits in every run; on TensorFlow, an operation that cannot do that is an error."""
     on_nonfinite: Course[Literal["stop", "rollback"]]
     """If the loss is not finite, `stop` the training, or `rollback` to the latest checkpoint and continue with a lower
     learning rate. Such a run is marked and never registered."""

@@ -273,7 +273,7 @@ def memory(root: Path) -> Iterator[Remark]:
     free, all_of_it = machine.free_memory(), psutil.virtual_memory()
     where = f"of {units.size(all_of_it.total)}" if free >= all_of_it.available else "within this container's limit"
     text = f"{units.size(free)} free {where}"
-    fix = "end other programs (ps aux --sort -rss | head), or give the container more"
+    fix = "end other programs (ps aux --sort -rss | head), or give the container more memory"
     if free < LEAST_MEMORY:
         yield error(f"{text}: a run does not fit", fix)
     else:
@@ -386,7 +386,7 @@ def packages(root: Path) -> Iterator[Remark]:
         yield error(f"not installed: {listed(missing, 5)}", "make setup")
     if others:
         fix = "make setup" if own else f"pip install --no-deps --require-hashes -r {_quoted(lock)}"
-        yield warning(f"other versions than the locked ones: {listed(others, 5)}", fix)
+        yield warning(f"versions that differ from requirements.lock: {listed(others, 5)}", fix)
     if not missing and not others:
         yield ok(f"the locked versions: all {known} of requirements.lock{'' if own else ' that are installed'}")
 

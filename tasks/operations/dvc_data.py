@@ -237,7 +237,7 @@ def tell_choices(recipe: config.Recipe, settings: config.Settings, prepared: Pre
     """Print which settings were chosen for prepared data, why, and which of them the user overrode."""
     for choice in config.choices(recipe, settings, prepared):
         given = ", ".join(config.overruled(choice, settings))
-        but = f" (except the given {given})" if given else ""
+        but = f" (except {given}, which you set)" if given else ""
         print(f"chosen for {prepared.name}: {choice.reason}{but}", file=sys.stderr)
 
 

@@ -59,7 +59,7 @@ def test_status_names_a_lost_notice(receiver, capsys):
     notifications.tell("failure", "a run failed", "nobody listens")
     with pytest.raises(SystemExit):
         get_command(main.app)(["status"])
-    line = "  the last notice was lost (STRATAGEM_NOTIFY): mlruns/notifications/lost"
+    line = "  the last notification could not be sent (STRATAGEM_NOTIFY): mlruns/notifications/lost"
     assert capsys.readouterr().out.splitlines()[-1] == line
     assert "a run failed: json:... rejected it" in Path("mlruns/notifications/lost").read_text()
 

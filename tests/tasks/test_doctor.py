@@ -110,7 +110,7 @@ def test_packages_of_another_version(project, look):
         lock.replace("\nrich==", "\nrich==0.1 #", 1).replace("rich==0.1 #", "rich==0.")
     )
     text, _ = look("packages", "warning")
-    assert text.startswith("other versions than the locked ones: rich ")
+    assert text.startswith("versions that differ from requirements.lock: rich ")
 
 
 @pytest.mark.usefixtures("own_code")
@@ -127,7 +127,7 @@ def test_packages_of_a_project_without_a_lock(project, look, tmp_path, code_in):
     assert [(one.level, one.text.endswith("that are installed")) for one in found] == [("ok", True)]
     (brought / "requirements.lock").write_text(lock.replace("\nrich==", "\nrich==0.", 1))
     text, fix = look("packages", "warning")
-    assert text.startswith("other versions than the locked ones: rich ")
+    assert text.startswith("versions that differ from requirements.lock: rich ")
     assert fix == f"pip install --no-deps --require-hashes -r {brought}/requirements.lock"
 
 
