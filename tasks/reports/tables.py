@@ -160,7 +160,7 @@ def run_rows(
             "trained": f"{units.count(training.epochs, 'epoch')}, {units.count(training.steps, 'step')} "
             f"of {units.count(training.global_batch_size, 'example')}",
             "optimizer": training.optimizer,
-            "parameters": f"{training.num_parameters:,}, with those that are not trained",
+            "parameters": f"{training.num_parameters:,}, including those that are not trained",
             "restarts": "; ".join(training.restarts),
             "weights": training.weights_digest,
         }
