@@ -30,7 +30,8 @@ VERSION = re.compile(r"(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<number>\d+))")
 SHOWN = 5
 KINDS = (
     "a version of a model (NAME@ALIAS, NAME/3), a run, a flow run, a data version or a commit by its id or the first "
-    f"{LEAST} characters of it, a dataset by its name, or the path of a checkpoint, prepared data, a report or an export"
+    f"{LEAST} characters of it, a dataset by its name, or the path of a checkpoint, prepared data, a report or an "
+    "export"
 )
 NOT_HERE = {"state": "not in mlruns/"}
 
