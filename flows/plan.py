@@ -48,13 +48,8 @@ def of_run(
 def _settings_of_run(
     recipe: config.Recipe, overrides: Sequence[str] | Mapping[str, Any], prepared: PreparedDataset | None
 ) -> tuple[GivenSetting, ...]:
-    sources = config.sources_of(recipe, overrides, prepared)
-    flat = config.load(recipe, overrides, prepared=prepared).flat()
-    return tuple(_given(key, value, sources[key]) for key, value in flat.items())
-
-
-def _given(key: str, value: Any, source: str) -> GivenSetting:
-    return GivenSetting(key=key, value=None if source == config.LATER else value, source=source)
+    found = config.sources_of(recipe, overrides, prepared)
+    return tuple(GivenSetting(key=key, value=value, source=source) for key, (value, source) in found.items())
 
 
 def _data_stages(name: str, prepared: PreparedDataset | None) -> Iterator[PlannedStage]:
@@ -166,15 +161,13 @@ def of_sweep(space: "Space", parallel: int, trials: int, prepared: PreparedDatas
         PlannedStage(stage="trials", does="would run" if before is None else "would resume", why=why),
         PlannedStage(stage="final", does="would run", why="the best trial again, on all examples, then the gate"),
     )
-    sources = config.sources_of(space.file.recipe, space.fixed, prepared)
-    given = []
-    for key, value in settings.flat().items():
-        if key in space.parameters:
-            value = str(space.file.model_dump()["space"][key])
-            source = f"{space.path.name}: each trial takes one of these"
-        else:
-            source = space.path.name if sources[key] == "--set" else sources[key]
-        given.append(_given(key, value, source))
+    given, swept = [], f"{space.path.name}: each trial takes one of these"
+    for one in _settings_of_run(space.file.recipe, space.given(next(space.corners())), prepared):
+        value, source = one.value, space.path.name if one.source == "--set" else one.source
+        if one.key in space.parameters:
+            value = str(space.file.model_dump()["space"][one.key])
+            source = swept
+        given.append(GivenSetting(key=one.key, value=value, source=source))
     return Plan(stages=stages, settings=tuple(given))
 
 

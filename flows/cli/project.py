@@ -2,12 +2,16 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from flows.cli import completion, tables
 from flows.cli.command import Result, argument, option
 from tasks.system.errors import UserError, printable
+
+if TYPE_CHECKING:
+    from tasks.config import StrategySection
 
 
 def init(
@@ -103,13 +107,13 @@ def strategies() -> Result:
     """
     from tasks import config
 
-    reasons, kinds = offers(), config.strategy_kinds()
+    kinds = config.strategy_kinds()
     yield {
         kind: {
             "backend": section.backend,
             "loops": section.loops,
-            "offers": [feature for feature, by in reasons.items() if by[kind] is None],
-            "refuses": {feature: by[kind] for feature, by in reasons.items() if by[kind] is not None},
+            "offers": [feature for feature, reason in _features(section).items() if reason is None],
+            "refuses": {feature: reason for feature, reason in _features(section).items() if reason is not None},
         }
         for kind, section in kinds.items()
     }
@@ -122,35 +126,27 @@ def strategies() -> Result:
         print(f"on {backend}: {', '.join(kind for kind in kinds if kinds[kind].backend == backend)}")
 
 
-def offers() -> dict[str, dict[str, str | None]]:
-    """Return, by feature and strategy, the reason why the strategy does not support it; None if it does."""
+def _features(section: "type[StrategySection]") -> dict[str, str | None]:
+    """Return, by feature, the reason why a strategy does not support it; None if it does."""
     from tasks import config
 
-    kinds = config.strategy_kinds()
-    loops = dict.fromkeys(loop for section in kinds.values() for loop in section.loops)
-    table = {
-        f"train.loop={loop}": {
-            kind: None if loop in section.loops else f"its only loop is {' and '.join(section.loops)}"
-            for kind, section in kinds.items()
-        }
-        for loop in loops
-    }
-    for feature in dict.fromkeys(["train.steps_per_execution", *config.FEATURES]):
-        table[feature] = {kind: section.refuses.get(feature) for kind, section in kinds.items()}
-    return table
+    only = f"its only loop is {' and '.join(section.loops)}"
+    loops = {f"train.loop={loop}": None if loop in section.loops else only for loop in config.StrategySection.loops}
+    return loops | {one: section.refuses.get(one) for one in ("train.steps_per_execution", *config.FEATURES)}
 
 
 def offers_cells() -> tuple[list[list[str]], dict[str, str]]:
     """Return one row per feature (its name and a cell per strategy), and the reasons by their number in the cells."""
-    reasons: dict[str, int] = {}
+    from tasks import config
+
+    by_kind = [_features(section) for section in config.strategy_kinds().values()]
+    numbers: dict[str, int] = {}
     rows = []
-    for feature, by_kind in offers().items():
-        marks = [
-            "yes" if reason is None else f"no ({reasons.setdefault(reason, len(reasons) + 1)})"
-            for reason in by_kind.values()
-        ]
+    for feature in by_kind[0]:
+        reasons = [found[feature] for found in by_kind]
+        marks = ["yes" if why is None else f"no ({numbers.setdefault(why, len(numbers) + 1)})" for why in reasons]
         rows.append([feature, *marks])
-    return rows, {f"({number})": reason for reason, number in reasons.items()}
+    return rows, {f"({number})": reason for reason, number in numbers.items()}
 
 
 def _fold(name: str, width: int) -> str:

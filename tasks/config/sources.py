@@ -101,9 +101,10 @@ def _parse_all(sources: Sequence[tuple[str, dict[str, Any]]]) -> Settings:
 
 def sources_of(
     recipe: Recipe, overrides: Sequence[str] | Mapping[str, Any], prepared: BaseModel | None
-) -> dict[str, str]:
-    """Return where the value of each key comes from that ``load`` gives: `params.yaml`, `recipe NAME`, `--set`,
-    `dataset: REASON`, `LATER`, or `default rule` where none of them says it, as after another kind of strategy.
+) -> dict[str, tuple[Any, str]]:
+    """Return the value of each key that ``load`` gives, and where it comes from: `params.yaml`, `recipe NAME`, `--set`,
+    `dataset: REASON`, or `default rule` where none of them says it, as after another kind of strategy. A value that is
+    chosen `LATER` is None.
 
     Raises:
         UserError: as ``load``.
@@ -116,7 +117,7 @@ def sources_of(
     for source, values in layers:
         said = dict(leaves(values, whole=flat))
         sources |= {key: source for key in flat if key in said and _same(said[key], flat[key])}
-    return sources
+    return {key: (None if source == LATER else flat[key], source) for key, source in sources.items()}
 
 
 def _same(said: Any, value: Any) -> bool:

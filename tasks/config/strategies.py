@@ -130,7 +130,7 @@ class Cluster(StrategySection):
 
     @property
     def num_processes(self) -> int:
-        return self.workers
+        return sum(self.jobs(self.workers).values())
 
     def jobs(self, workers: int) -> dict[str, int]:
         """Return the number of processes of each job of TF_CONFIG for a number of workers; the chief's job is first."""
@@ -183,10 +183,6 @@ class ParameterServer(Cluster):
     kind: Course[Literal["parameter_server"]]
     ps: Speed[Devices] = 1
     """Number of processes that hold the variables."""
-
-    @property
-    def num_processes(self) -> int:
-        return sum(self.jobs(self.workers).values())
 
     def jobs(self, workers: int) -> dict[str, int]:
         return {"chief": 1, "worker": workers, "ps": self.ps}

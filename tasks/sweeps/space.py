@@ -140,7 +140,12 @@ class Space:
         Raises:
             UserError: the settings contradict each other.
         """
-        return self._load({**params, "checkpoint.monitor": self.metric})
+        return self._load(self.given(params))
+
+    def given(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a trial over the recipe."""
+        own = {"checkpoint.monitor": self.file.metric} if self.file.metric else {}
+        return {**self.fixed, **params, **own}
 
     def final_settings(self, params: Mapping[str, Any], epochs: int) -> dict[str, Any]:
         """Return the settings over the recipe for the training on all examples: those of a trial, without a validation

@@ -205,6 +205,16 @@ def test_the_trials_of_a_sweep_are_told(project, digits):
     assert files_of(project) == before
 
 
+def test_the_trials_of_a_sweep_over_kinds_are_told(project, digits):
+    path = project / "kinds.yaml"
+    path.write_text("space: {optimizer.kind: [sgd, adam]}\nmetric: validation/accuracy\n")
+    found = plan.of_sweep(sweeps.load(str(path)), 1, 2, digits, fresh=True)
+    settings = {one.key: (one.value, one.source) for one in found.settings}
+    assert settings["optimizer.kind"] == ("['sgd', 'adam']", "kinds.yaml: each trial takes one of these")
+    assert settings["optimizer.nesterov"] == (False, "default rule")
+    assert settings["checkpoint.monitor"] == ("validation/accuracy", "kinds.yaml")
+
+
 COMMANDS = {
     "run": ([], 5), "compare": (["--strategies", "one_device,mirrored"], 6), "sweep": (["digits"], 4),
     "data add": (["flowers.csv", "--target", "kind"], 2),

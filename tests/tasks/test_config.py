@@ -255,7 +255,7 @@ def test_each_recipe_overrides_those_before_it(root, monkeypatch):
     (root / ".dvc").mkdir()
     monkeypatch.chdir(root)
     sources = config.sources_of(["first", "second"], ["train.steps_per_epoch=9"], None)
-    assert [sources[f"train.{key}"] for key in ("seed", "epochs", "steps_per_epoch")] == [
+    assert [sources[f"train.{key}"][1] for key in ("seed", "epochs", "steps_per_epoch")] == [
         "recipe first", "recipe second", "--set",
     ]  # fmt: skip
 
