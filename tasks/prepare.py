@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import sys
+import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,6 +37,8 @@ def prepare(dataset: config.Description) -> PreparedDataset:
     Raises:
         UserError: the dataset's kind or its checks refuse the data, or the folder cannot be written.
     """
+    # Pillow's, of EXIF data that are damaged, unlike the pixels.
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
     root = config.project_root()
     folder = root / "data" / dataset.name
     target = folder / "prepared"

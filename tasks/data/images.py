@@ -33,14 +33,15 @@ def read_header(path: Path) -> Header | str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            opened = open_picture(path)
-        with opened as image:
-            width, height = image.size
-            # Pillow would decode a whole PNG to look for EXIF behind its pixels.
-            exif = image.getexif() if image.format != "PNG" or "exif" in image.info else {}
-            if exif.get(ORIENTATION, 1) >= 5:
-                width, height = height, width
-            return Header((height, width), image.mode in ("1", "L", "LA") or image.mode.startswith("I"))
+            # Of EXIF data that are damaged, unlike the pixels.
+            warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+            with open_picture(path) as image:
+                width, height = image.size
+                # Pillow would decode a whole PNG to look for EXIF behind its pixels.
+                exif = image.getexif() if image.format != "PNG" or "exif" in image.info else {}
+                if exif.get(ORIENTATION, 1) >= 5:
+                    width, height = height, width
+                return Header((height, width), image.mode in ("1", "L", "LA") or image.mode.startswith("I"))
     except Exception as error:  # Pillow's readers raise anything on a broken file.
         return _reason(path, error)
 
@@ -105,7 +106,8 @@ def refuse_broken(dataset: config.Table, broken: Mapping[str, str]) -> None:
     if dataset.on_broken == "skip":
         print(f"left out because they are not whole images ({len(broken)}): {named}", file=sys.stderr)
         return
+    texts = ". Texts belong into a table, such as a .csv with a column of texts and one of classes"
     raise UserError(
         f"dataset.source = '{dataset.source}': {len(broken)} of its images cannot be used: {named}. Fix or remove "
-        "them, or leave them out: dataset.on_broken=skip"
+        f"them, or leave them out: dataset.on_broken=skip{texts if all(one.endswith('.txt') for one in broken) else ''}"
     )

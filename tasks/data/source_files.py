@@ -8,6 +8,9 @@ from tasks.system.errors import UserError, cut, listed
 
 SUFFIXES = {".npz": "arrays", **dict.fromkeys((".csv", ".tsv", ".parquet", ".jsonl", ".ndjson"), "table")}
 """The kind that reads a file, by its suffix."""
+ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+OF_TFDS = re.compile(r"\w+([/:][\w.-]+)*")
+"""What can be NAME, NAME/CONFIG, NAME:VERSION or MODULE:CLASS, if no file has this name; any other text is a path."""
 # Control characters and surrogates.
 UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
@@ -30,10 +33,12 @@ def kind_of(source: str) -> str:
         raise UserError(f"SOURCE = '{cut(source)}': cannot be read ({error.strerror})") from None
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         return SUFFIXES[path.suffix.lower()]
-    if path.exists() or path.suffix.lower() in SUFFIXES or source.startswith((".", "/", "~")):
+    if path.exists() or path.suffix.lower() in (*SUFFIXES, *ARCHIVES) or not OF_TFDS.fullmatch(source):
         what = "no such file or folder"
         if path.exists():
-            what = "no kind of dataset reads such a file. Save a table as .csv"
+            is_archive = path.suffix.lower() in ARCHIVES
+            todo = "Unpack it, and give what is inside" if is_archive else "Save a table as .csv"
+            what = f"no kind of dataset reads such a file. {todo}"
         raise UserError(
             f"SOURCE = '{source}': {what}. Allowed: a folder of images (FOLDER/<class>/*), "
             f"{', '.join(f'a file *{suffix}' for suffix in SUFFIXES)}, a folder of *.npy, or a dataset of TFDS (NAME "
@@ -55,6 +60,8 @@ def refuse_unreadable(source: str, root: Path) -> None:
         UserError: names what is neither a file nor a folder, is unreadable, has a name that DVC cannot write, or is a
             link to a folder, whose changes DVC would not detect.
     """
+    if "${" in source:
+        raise UserError(f"dataset.source = '{source}': DVC would replace what begins with ${{ by a value: rename it")
     whole = str(root / source)
     places = [os.path.join(place, name) for place, *names in os.walk(whole) for own in names for name in own]
     wrong = {os.path.relpath(path, whole): reason for path in places or [whole] if (reason := _unreadable(path))}

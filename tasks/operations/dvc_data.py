@@ -48,7 +48,8 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDat
     """
     described, guessed = describe(source, name, values)
     if isinstance(described, config.Settings):
-        _ask_tfds(described.dataset)
+        with _hinting_at_own_data(source):
+            _ask_tfds(described.dataset)
         return prepare_data(described) or load_prepared(described.dataset.name)
     root, name = config.project_root(), described.name
     made = dataset_folder.add_local(described, root)
@@ -252,13 +253,15 @@ def check_source(dataset: config.Dataset) -> None:
 
 
 @contextlib.contextmanager
-def _hinting_at_own_data() -> Iterator[None]:
-    """Add to TFDS' error about an unknown dataset how to add the user's own data."""
+def _hinting_at_own_data(source: str | None = None) -> Iterator[None]:
+    """Add to TFDS' error about an unknown dataset how to add the user's own data, or that no file is called SOURCE."""
     try:
         yield
     except UserError as error:
         if not str(error).startswith("unknown dataset "):
             raise
+        if source is not None:
+            raise UserError(f"{error}. No file or folder is called '{source}', either") from None
         names = dataset_folder.names(config.project_root())
         known = f"; or one in data/ ({listed(names)})" if names else ""
         raise UserError(f"{error}{known}. `stratagem data add SOURCE` adds your own data to data/") from None

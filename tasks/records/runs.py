@@ -47,6 +47,8 @@ class CodeMeanings(Record):
 
     by_bytes: dict[str, str]
     """Each digest by the sha256 of the file's bytes."""
+    sha256: str
+    """Of ``by_bytes``: damage would make another code of the same."""
 
 
 class Run(Record):

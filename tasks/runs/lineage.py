@@ -66,7 +66,7 @@ def code_of(settings: config.Settings, root: Path | None = None) -> str:
         found[f"model.initial {initial}"] = start.read_bytes()
     names = sorted(found)
     kept = records.load_or_none(CodeMeanings, cache)
-    known = kept.by_bytes if kept is not None else {}
+    known = kept.by_bytes if kept is not None and kept.sha256 == _sha256(kept.by_bytes) else {}
     digests = {name: hashlib.sha256(found[name]).hexdigest() for name in names}
     # Known files are not parsed again: parsing all takes 1 s, hashing their bytes 0.01 s.
     meant = {
@@ -75,8 +75,12 @@ def code_of(settings: config.Settings, root: Path | None = None) -> str:
     }
     if not meant.items() <= known.items():
         with contextlib.suppress(OSError):  # A project that cannot be written is refused elsewhere.
-            records.save(CodeMeanings(by_bytes=meant), cache)
+            records.save(CodeMeanings(by_bytes=meant, sha256=_sha256(meant)), cache)
     return hashlib.sha256("".join(f"{name}\0{meant[digests[name]]}\n" for name in names).encode()).hexdigest()
+
+
+def _sha256(values: dict[str, str]) -> str:
+    return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()
 
 
 def meaning(source: bytes) -> str:

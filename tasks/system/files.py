@@ -206,9 +206,11 @@ def read_text(path: Path, most: int = -1) -> str:
     """Return the text of a file in UTF-8, or its first ``most`` bytes.
 
     Raises:
-        OSError: it is missing, or may not be read.
+        OSError: it is missing, may not be read, or is a pipe or a device, which may never end.
         UnicodeDecodeError: it is not UTF-8.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "a pipe or a device, not a file", str(path))
     with path.open("rb") as file:
         return file.read(most).decode()
 

@@ -1,5 +1,6 @@
 """What each kind of dataset reads, and what it refuses."""
 
+import contextlib
 import io
 import os
 import shlex
@@ -119,6 +120,7 @@ NAMED_AS_SPLITS = [
     {"train": "train", "dev": "validation"},
     {"train": "train", "holdout": "test"},
     {"TrainImages": "train", "my_val": "validation", "Test-2024": "test"},
+    {"traindata": "train", "validdata": "validation", "Testdaten": "test"},
 ]
 
 
@@ -136,6 +138,28 @@ def test_folders_with_the_same_classes_are_splits_by_their_names_and_it_is_said(
     assert line not in capsys.readouterr().err
     assert prepare(describe(source)).splits == prepared.splits, "with params.yaml that leaves it open"
     assert line in capsys.readouterr().err
+
+
+def test_splits_may_lie_in_the_folders_of_their_archives(source):
+    for split in ("Train", "Test"):
+        fill(source / f"{split}-20240101T000000Z-001" / split)
+    described, (line,) = image_folder.guess(describe(source))
+    assert "Test-20240101T000000Z-001 is test, Train-20240101T000000Z-001 is train" in line
+    assert prepare(described).target.class_names == ("cat", "dog")
+
+
+def test_the_splits_that_a_question_offers_are_those_of_the_names(source):
+    for name in ("mytest", "mytrain"):
+        fill(source / name)
+    assert '{"mytest": "test", "mytrain": "train"}' in message_of(source)
+
+
+def test_class_names_are_equal_but_for_surrounding_spaces(source):
+    fill(source / "train", ("cat ", "dog"))
+    fill(source / "test", ("cat", "dog"), 2)
+    prepared = prepare(describe(source))
+    assert prepared.target.class_names == ("cat", "dog")
+    assert prepared.splits["train"].class_counts == (5, 5)
 
 
 def test_folders_that_may_be_splits_or_classes_are_asked_about(project, source):
@@ -181,6 +205,10 @@ ORDINARY = [
     (lambda source: [fill(source), nested(source, ("cat", "dog"), ("left", "right"))], {}),
     (lambda source: fill(source, ("train_station", "test_tube")), {}),
     (lambda source: nested(source, ("train_station", "test_tube"), ("left",)), {}),
+    (lambda source: nested(source, ("valley", "device"), ("left", "right")), {"splits": {}}),
+    (lambda source: nested(source, ("trainer", "tester"), ("left",)), {}),
+    (lambda source: nested(source, ("cat", "dog"), ("train",)), {}),
+    (lambda source: nested(source, ("train_a", "b"), ("train_a", "latest")), {"splits": {}}),
 ]
 
 
@@ -188,7 +216,7 @@ ORDINARY = [
 def test_ordinary_folders_of_classes_are_not_asked_about(source, make, values):
     make(source)
     described, lines = image_folder.guess(describe(source, **values))
-    assert (described.splits, lines) == (None, [])
+    assert (described.splits, lines) == (values.get("splits"), [])
     assert prepare(described).target.class_names == tuple(sorted(path.name for path in source.iterdir()))
 
 
@@ -237,6 +265,14 @@ def test_a_picture_of_any_kind_becomes_the_pixels_that_are_seen(source, suffix, 
     assert min(abs(row - expected).max() for row in rows) <= 1, "JPEG is not exact"
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_picture_whose_exif_data_are_damaged_is_read_without_a_word(source, capfd):
+    fill(source)
+    grey(7).save(source / "cat" / "damaged.jpg", exif=b"Exif\0\0II*\0\xff\xff\xff\x7f\1\2\3")
+    assert sum(split.num_examples for split in prepare(describe(source)).splits.values()) == 11
+    assert "Corrupt EXIF" not in capfd.readouterr().err
+
+
 def test_a_turned_photo_is_never_read_smaller_than_it_is_wanted(tmp_path):
     stripes = np.zeros((1000, 256, 3), np.uint8)  # As it lies: what is seen is 256 high and 1,000 wide.
     stripes[:, np.arange(256) % 4 < 2] = 255
@@ -272,7 +308,8 @@ def test_images_of_many_sizes_get_the_median_and_it_is_said(source, sizes, expec
 
 BY_PRODUCTS = (
     "@eaDir/0.jpg/SYNOPHOTO_THUMB_M.jpg", "__MACOSX/._0.png", ".ipynb_checkpoints/0.png", "cat/@eaDir/0.png/M.jpg",
-    "cat/.ipynb_checkpoints/0.png", "cat/Thumbs.db", "cat/._0.png", "cat/Desktop.ini", "cat/.DS_Store",
+    "cat/.ipynb_checkpoints/0.png", "cat/Thumbs.db", "cat/._0.png", "cat/Desktop.ini", "cat/.DS_Store", "cat/Icon\r",
+    "cat/Picasa.ini",
 )  # fmt: skip
 
 
@@ -367,6 +404,24 @@ def splits_in_classes(source):
         fill(source / name, ("train", "test"))
 
 
+def parts_of_an_archive(source):
+    for part, split in (("a-001", "Train"), ("a-002", "Test")):
+        fill(source / part / split)
+
+
+def pictures_beside_labels(source):
+    fill(source / "train", ("images",))
+    (source / "train" / "labels").mkdir()
+    for name in range(3):
+        (source / "train" / "labels" / f"{name}.txt").write_text("0 0.5 0.5 0.1 0.1")
+
+
+def texts(source):
+    for name in ("good", "bad"):
+        (source / name).mkdir()
+        (source / name / "0.txt").write_text("a film")
+
+
 def empty_class(source):
     fill(source)
     (source / "fox").mkdir()
@@ -407,8 +462,11 @@ FOLDERS = [
     ),
     (
         splits_in_classes,
-        "contain the same folders (test, train), which look like splits of each class. Allowed: F",
+        "cat, dog contain the folders test, train, which look like splits. Allowed: F",
     ),
+    (parts_of_an_archive, "a-001, a-002 contain the folders Test, Train, which look like splits. Allowed: F"),
+    (pictures_beside_labels, "3 of its images cannot be used: train/labels/0.txt (no image of png"),
+    (texts, "dataset.on_broken=skip. Texts belong into a table"),
     (two_validations, "two of train, val, valid are the same split. Keep one"),
     (split_and_class, "'unlabelled' is not a split, but is next to folders that are"),
     (no_train, "it has splits, but no folder 'train'"),
@@ -437,6 +495,13 @@ def test_what_dvc_would_hang_on_or_misread_is_named_before_dvc_is_asked(project,
     )
     assert str(caught.value).startswith(expected)
     assert not (project / "data" / "source").exists()
+
+
+def test_a_source_whose_name_dvc_would_change_is_refused(project, source):
+    for name, message in (("a ${x}", r"dataset.source = '.+/a \${x}': DVC would replace"), ("$a {x}", None)):
+        fill(source / name)
+        with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
+            dvc_data.describe(str(source / name), "a", {})
 
 
 def test_a_source_that_is_no_file_is_refused(project, source):
@@ -505,6 +570,16 @@ def test_arrays_of_a_folder_have_splits_and_classes_that_are_words(source, dtype
         assert [prepared.target.class_names[label] for label in labels] == words[rows].astype(str).tolist()
 
 
+def test_arrays_have_the_names_of_keras_or_scikit_learn_and_others_are_named(source, capsys):
+    np.savez(source / "own.npz", X_train=IMAGES, y_train=CLASSES, x_valid=IMAGES[:6], y_valid=CLASSES[:6], ids=CLASSES)
+    splits = prepare(describe(source / "own.npz", "arrays")).splits
+    assert splits["validation"].num_examples == 6
+    assert "not used: the array ids\n" in capsys.readouterr().err
+    np.savez(source / "own.npz", X=IMAGES, y=CLASSES)
+    assert sum(split.num_examples for split in prepare(describe(source / "own.npz", "arrays")).splits.values()) == 30
+    assert "not used" not in capsys.readouterr().err
+
+
 class Harmful:
     """Runs a command when it is unpickled."""
 
@@ -547,6 +622,25 @@ ARRAYS = [
     (saved(pictures=IMAGES), "has the arrays pictures. Allowed: x_train and y_train"),
     (saved(x=IMAGES, y=CLASSES[:-1]), "x has the shape (30, 5, 4) and y has the shape (29,)"),
     (saved(x=IMAGES / 255, y=CLASSES), "x is float64 (30, 5, 4). Allowed: images, uint8"),
+    (
+        saved(x=IMAGES / 255, y=CLASSES),
+        "Pixels from 0 to 1 become uint8 by (x * 255).astype('uint8')",
+    ),
+    (
+        saved(x=np.zeros((30, 3, 5, 5), np.uint8), y=CLASSES),
+        "(n, k). np.moveaxis(x, 1, -1) puts channels last",
+    ),
+    (saved(x=np.full((30, 2), 1e300), y=CLASSES), "x has a value in row 0 that is not finite as float32. Replace it"),
+    (
+        saved(x=np.ones((30, 2)), y=np.arange(30) * 7),
+        "leave the class out. If the labels are quantities: --set",
+    ),
+    (saved(x=IMAGES, y=CLASSES, X=IMAGES), "has X and x: keep one of them"),
+    (
+        saved(x=IMAGES, y=CLASSES, x_test=IMAGES, y_test=CLASSES),
+        "has the arrays x, x_test, y, y_test. Allowed: x_",
+    ),
+    (saved(X_train=IMAGES, x_test=IMAGES, y_test=CLASSES), "has X_train but not y_train: give both or neither"),
     (saved(x=np.full((30, 2), np.nan), y=CLASSES), "x has a value in row 0 that is not finite"),
     (saved(x=IMAGES, y=np.where(CLASSES == 2, np.inf, 0.5)), "the labels are float64, and row 2 of them is not finite"),
     (saved(x=IMAGES, y=np.array(["a", "b"] * 15).reshape(15, 2).repeat(2, 0)), "the labels are <U1 (n, 2). Allowed:"),
@@ -650,12 +744,18 @@ def test_a_source_says_its_kind(source):
     np.save(source / "arrays" / "x.npy", IMAGES)
     np.savez(source / "own.npz", x=IMAGES)
     (source / "letter.doc").touch()
+    (source / "photos.tar.gz").touch()
     found = {name: source_files.kind_of(str(source / name)) for name in ("photos", "arrays", "own.npz")}
     assert found == {"photos": "image_folder", "arrays": "arrays", "own.npz": "arrays"}
     assert source_files.kind_of("mnist") == source_files.kind_of("cmaterdb/bangla") == "tfds"
-    for wrong, message in (("letter.doc", "no kind of dataset reads such a file"), ("gone", "no such file")):
+    assert source_files.kind_of("my_data:MyPhotos") == source_files.kind_of("mnist:3.0.1") == "tfds"
+    for wrong, message in {
+        str(source / "letter.doc"): "no kind of dataset reads such a file. Save a table as .csv",
+        str(source / "photos.tar.gz"): "no kind of dataset reads such a file. Unpack it",
+        **dict.fromkeys((str(source / "gone"), "photos.zip", "photos/", "my photos", "C:/photos"), "no such file"),
+    }.items():
         with pytest.raises(UserError, match=message):
-            source_files.kind_of(str(source / wrong))
+            source_files.kind_of(wrong)
 
 
 def test_a_folder_with_a_table_is_no_folder_of_images(source, project):

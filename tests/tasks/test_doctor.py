@@ -1,5 +1,6 @@
 """Each check of the doctor on something that really is wrong."""
 
+import os
 import shutil
 import socket
 import sqlite3
@@ -93,6 +94,15 @@ def test_a_file_that_is_wrong(project, look, check, level, place, content, text,
     found = look(check, level)
     assert text in found[0]
     assert found[1].startswith(fix)
+
+
+@pytest.mark.parametrize("place", ["params.yaml", "recipes/pipe.yaml", "data/digits/params.yaml"])
+def test_a_pipe_in_place_of_a_file_is_named_and_nothing_waits_for_it(project, look, place):
+    (project / place).unlink(missing_ok=True)
+    os.mkfifo(project / place)
+    text, _ = look("dvc" if place.startswith("data/") else "settings")
+    assert place in text
+    assert "a pipe or a device, not a file" in text
 
 
 @pytest.mark.usefixtures("own_code")

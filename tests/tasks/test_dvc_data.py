@@ -61,7 +61,7 @@ def test_a_dataset_that_is_not_there_leaves_the_users_folder_as_it_was(project):
     assert _files_below(project / "data") == before
     with pytest.raises(UserError, match=r"unknown dataset 'photos'.+data/ \(digits\)\. `stratagem data add SOURCE`"):
         dvc_data.check_source(_load("dataset.name=photos").dataset)
-    with pytest.raises(UserError, match=r"unknown dataset 'mnits'.+\(digits, noise\)$"):
+    with pytest.raises(UserError, match=r"unknown dataset 'mnits'.+noise\)\. No file or folder is called 'mnits'"):
         dvc_data.add("mnits", None, {})
 
 

@@ -220,6 +220,8 @@ def test_standard_input_is_what_it_looks_like():
     assert flat(read(LINES, "-", stdin=piped(b"a\nb")), "note") == ["a", "b"]
     assert flat(read(TABLE, "-", stdin=piped(b"city;size\na;1\n")), "size") == ["1"]
     assert flat(read(TABLE, "-", stdin=piped(b'\n{"city": "a", "size": 2}\n')), "size") == [2]
+    for encoding in ("utf-8-sig", "utf-16"):  # As PowerShell writes them.
+        assert flat(read(TABLE, "-", stdin=piped('{"city": "ä", "size": 2}\n'.encode(encoding))), "city") == ["ä"]
     names = flat(read(IMAGES, "-", stdin=piped(b"NA\nb c.png\n")), "image")
     assert names == [str(Path("NA").absolute()), str(Path("b c.png").absolute())]
     picture = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(100_000)
@@ -248,6 +250,7 @@ def test_arrays_are_read_by_name():
     np.save("t.npy", left)
     np.savez("short.npz", left=left, right=right[:2])
     np.savez("half.npz", left=left, other=right)
+    np.savez("xy.npz", x=left, y=right)
     Path("empty.npy").touch()
     whole = Path("t.npz").read_bytes()
     Path("cut.npz").write_bytes(whole[:-30])
@@ -256,6 +259,7 @@ def test_arrays_are_read_by_name():
     Path("changed.npz").write_bytes(whole[:300] + bytes(50) + whole[350:])
     np.save("objects.npy", np.array([{}], object))
     for name, message in {
+        "xy.npz": "these arrays are missing: left, right",
         "t.npy": "these arrays are missing: left, right",
         "short.npz": "its arrays have different lengths: 2, 5",
         "half.npz": "these arrays are missing: right",
@@ -264,6 +268,30 @@ def test_arrays_are_read_by_name():
     }.items():
         with pytest.raises(BadInput, match=message):
             read(ARRAYS, name)
+
+
+@pytest.mark.parametrize("name", ["pixels", "x", "X"])
+def test_the_only_array_of_a_model_may_be_called_x_as_in_the_data_it_was_trained_on(name):
+    np.savez("t.npz", **{name: np.arange(10).reshape(5, 2)}, y=np.arange(5), other=np.array([{}], object))
+    assert np.concatenate([part.columns["pixels"] for part in read(Wanted({}, ("pixels",)), "t.npz")]).shape == (5, 2)
+    np.savez("t.npz", x_train=np.arange(10), y_train=np.arange(10))
+    with pytest.raises(BadInput, match="these arrays are missing: pixels or x"):
+        read(Wanted({}, ("pixels",)), "t.npz")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_the_encoding_of_utf_16_without_a_mark_is_named(encoding):
+    Path("t.csv").write_text("city,size\nUlm,3\n", encoding)
+    with pytest.raises(BadInput, match=f"seems to be UTF-16 without a byte order mark: --encoding {encoding}$"):
+        read(TABLE, "t.csv")
+    assert flat(read(TABLE, "t.csv", encoding=encoding), "city") == ["Ulm"]
+
+
+def test_a_text_of_a_folder_may_have_utf_16():
+    Path("d").mkdir()
+    Path("d", "a.txt").write_text("größer", "utf-16")
+    Path("d", "b.txt").write_text("größer", "utf-8-sig")
+    assert flat(read(LINES, "d"), "note") == ["größer", "größer"]
 
 
 def test_what_the_model_does_not_take_is_refused_before_it_is_opened():

@@ -36,7 +36,7 @@ PICTURES = (
 )
 BY_PRODUCTS = {
     *("@eadir", "@__thumb", "@recycle", "#recycle", "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini"),
-    *("$recycle.bin", "system volume information", "lost+found"),
+    *("$recycle.bin", "system volume information", "lost+found", "icon\r", "picasa.ini", "zbthumbnail.info"),
 }
 """Names, in lowercase, of files and folders that operating systems create among the user's files."""
 DELIMITERS = ",;\t|"
@@ -141,12 +141,14 @@ class Reader:
         """Why a text with bytes of another encoding is broken."""
         return f"is not {self.encoding}: set its encoding, such as --encoding latin-1"
 
+    def _codec_of(self, start: bytes) -> str:
+        """Return the codec of a text that begins with these bytes: UTF-16 has a byte order mark."""
+        is_utf16 = self._codec == "utf-8-sig" and start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        return "utf-16" if is_utf16 else self._codec
+
     def _open_text(self, file: "io.BufferedReader[Any]") -> io.TextIOWrapper:
         """Return the text of a file; a byte of another encoding breaks only its own row."""
-        codec = self._codec
-        if codec == "utf-8-sig" and file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            codec = "utf-16"
-        return io.TextIOWrapper(file, codec, "surrogateescape", newline="")
+        return io.TextIOWrapper(file, self._codec_of(file.peek(2)), "surrogateescape", newline="")
 
     def check(self, inputs: Sequence[str]) -> None:
         """Refuse inputs that the model cannot take, before any computation.
@@ -234,7 +236,7 @@ class Reader:
             # An image has zeros in its header, and a path has none.
             if self.wanted.takes_files and b"\0" in start:
                 yield from self._examples(iter([("-", None, [file.read()])]))
-            elif start.lstrip().startswith(b"{"):
+            elif start.decode(self._codec_of(start), "ignore").lstrip().startswith("{"):
                 yield from self._of_rows("-", self._of_json("-", file), self.folder)
             elif self.wanted.takes_files:
                 names = (line.rstrip(b"\n").decode("utf-8", "surrogateescape") for line in file)
@@ -255,7 +257,8 @@ class Reader:
         if (suffix := path.suffix.lower()) in (*PICTURES, *TABLES, *ARRAYS):
             return f"a {suffix} file is not text"
         try:
-            return [path.read_bytes().decode(self._codec)]
+            content = path.read_bytes()
+            return [content.decode(self._codec_of(content))]
         except UnicodeError:
             return self._contradiction
         except OSError as error:
@@ -325,14 +328,15 @@ class Reader:
 
     def _of_arrays(self, name: str, path: Path) -> Iterator[RawExamples]:
         features = self.wanted.features
+        names = (*features, "x", "X") if len(features) == 1 else features  # As `data add` reads it.
         try:
-            found = load_arrays(path, features)
+            found = load_arrays(path, names)
         except BadInput as error:
             raise BadInput(f"'{name}' {error}, but this model takes {self.wanted.in_words}") from None
         if len(features) == len(found) == 1:  # Whatever it is called.
             found = dict(zip(features, found.values(), strict=True))
         if absent := [one for one in features if one not in found]:
-            raise BadInput(f"'{name}': these arrays are missing: {', '.join(absent)}")
+            raise BadInput(f"'{name}': these arrays are missing: {', '.join(absent)}{' or x' * (len(features) == 1)}")
         arrays = {one: found[one] for one in features}
         lengths = {array.shape[0] if array.shape else 0 for array in arrays.values()}
         if len(lengths) > 1:
@@ -392,7 +396,8 @@ def load_arrays(source: Path, wanted: Collection[str] = ()) -> dict[str, npt.NDA
     except FileNotFoundError:
         raise BadInput("no such file") from None
     except Exception as error:  # NumPy and zipfile raise many kinds for a damaged file.
-        hint = ". Save words with .astype(str), which needs no pickle" if "allow_pickle" in str(error) else ""
+        is_pickled = re.search("allow_pickle|Python objects", str(error))
+        hint = ". Save words with .astype(str), which needs no pickle" if is_pickled else ""
         raise BadInput(f"cannot be read ({_in_one_line(error)}){hint}") from None
 
 
@@ -411,9 +416,13 @@ def check_columns(name: str, columns: Sequence[str], there: Sequence[str]) -> No
         BadInput: names them.
     """
     if absent := [one for one in columns if one not in there]:
+        first, hint = "".join(there[:1]), ""
+        if "\0" in first:
+            order = "be" if first.startswith("\0") else "le"
+            hint = f". It seems to be UTF-16 without a byte order mark: --encoding utf-16-{order}"
         raise BadInput(
             f"'{name}' is missing the {'column' if len(absent) == 1 else 'columns'} {', '.join(map(repr, absent))}. "
-            f"It has: {', '.join(map(repr, there))[:1000] or 'nothing'}"
+            f"It has: {', '.join(map(repr, there))[:1000] or 'nothing'}{hint}"
         )
     if twice := [one for one in columns if there.count(one) > 1]:
         raise BadInput(f"'{name}' has the column {', '.join(map(repr, twice))} more than once: keep only one")

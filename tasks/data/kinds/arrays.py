@@ -12,12 +12,10 @@ from tasks import config
 from tasks.data.encoding.cells import spelled
 from tasks.data.encoding.inputs import BadInput, load_arrays
 from tasks.data.kinds import Block, Examples
-from tasks.data.splits import split_rows
+from tasks.data.splits import WORDS, split_rows
 from tasks.records import Feature, HeldOut, Target
 from tasks.system.errors import UserError, listed
 
-NAMES = {"train": ("x_train", "y_train"), "validation": ("x_val", "y_val"), "test": ("x_test", "y_test")}
-"""The arrays of each split, as in Keras' datasets; without splits, `x` and `y`."""
 CHUNK_BYTES = 8 * 2**20
 MAX_CLASSES = 100_000
 MAX_FRACTION_CLASSES = 20
@@ -28,6 +26,8 @@ Array = npt.NDArray[Any]
 
 def examples(dataset: config.Arrays) -> Examples:
     """Return the examples in `x_train` and `y_train` (and `x_val`, `y_val`, `x_test`, `y_test`), or in `x` and `y`.
+
+    Names may be in upper case (`X`, `X_train`), and `valid` or `validation` may replace `val`.
 
     `x` contains images, uint8 (n, height, width) or (n, height, width, channels), or k numbers, any real dtype (n, k).
     `y` contains classes (n,), as whole numbers or words; k labels, 0 and 1 (n, k), or one class if each row has a
@@ -49,7 +49,12 @@ def examples(dataset: config.Arrays) -> Examples:
     held_out = None
     if "test" not in splits:
         if target.task == "classification":
-            rows = split_rows(labels["train"], target.class_names, dataset)
+            try:
+                rows = split_rows(labels["train"], target.class_names, dataset)
+            except UserError as error:
+                are_numbers = dataset.task == "auto" and given["train"].dtype.kind in "iuf"
+                hint = ". If the labels are quantities: --set dataset.task=regression" if are_numbers else ""
+                raise UserError(f"{error}{hint}") from None
         else:
             rows = split_rows(np.zeros(len(labels["train"]), np.int64), ("all",), dataset)
         held_out = HeldOut(num_examples=len(rows["test"]), seed=dataset.seed)
@@ -66,18 +71,29 @@ def examples(dataset: config.Arrays) -> Examples:
 
 def _splits(dataset: config.Arrays, members: dict[str, Array]) -> dict[str, tuple[Array, Array]]:
     """Return the inputs and targets of each split; refuse arrays that do not match."""
-    splits = {split: (members[x], members[y]) for split, (x, y) in NAMES.items() if x in members and y in members}
-    for pair in NAMES.values():
-        if len(members.keys() & set(pair)) == 1:
-            there, absent = pair if pair[0] in members else pair[::-1]
-            raise UserError(f"dataset.source = '{dataset.source}' has {there} but not {absent}: give both or neither")
-    if not splits and {"x", "y"} <= members.keys():
-        splits = {"train": (members["x"], members["y"])}
-    if "train" not in splits:
+    named: dict[str, dict[str, str]] = {}
+    for name in sorted(members):
+        role, _, word = name.lower().partition("_")
+        if role in ("x", "y") and word in ("", *WORDS):
+            own = named.setdefault(WORDS.get(word, "all"), {})
+            if role in own:
+                raise UserError(f"dataset.source = '{dataset.source}' has {own[role]} and {name}: keep one of them")
+            own[role] = name
+    for there in (next(iter(own.values())) for own in named.values() if len(own) == 1):
+        absent = ("y" if there[0] in "xX" else "x") + there[1:]
+        raise UserError(f"dataset.source = '{dataset.source}' has {there} but not {absent}: give both or neither")
+    if set(named) != {"all"} and ("all" in named or "train" not in named):
         raise UserError(
             f"dataset.source = '{dataset.source}' has the arrays {', '.join(sorted(members)) or 'none'}. Allowed: "
-            f"x_train and y_train (and {', '.join(f'{x} and {y}' for x, y in list(NAMES.values())[1:])}), or x and y"
+            f"x_train and y_train (and x_val and y_val, x_test and y_test), or x and y"
         )
+    if unused := members.keys() - {name for own in named.values() for name in own.values()}:
+        print(f"not used: the {'array' if len(unused) == 1 else 'arrays'} {listed(sorted(unused))}", file=sys.stderr)
+    splits = {
+        split.replace("all", "train"): (members[named[split]["x"]], members[named[split]["y"]])
+        for split in ("all", "train", "validation", "test")
+        if split in named
+    }
     first, _ = splits["train"]
     for split, (x, y) in splits.items():
         if not x.shape or not x.shape[0] or x.shape[:1] != y.shape[:1]:
@@ -108,14 +124,17 @@ def _blocks(
             of_split[chosen] = own
         rows_a_part = max(1, CHUNK_BYTES // max(1, int(np.prod(x.shape[1:])) * x.dtype.itemsize))
         for first in range(0, x.shape[0], rows_a_part):
-            part = x[first : first + rows_a_part]
+            with np.errstate(over="ignore"):
+                part = x[first : first + rows_a_part].astype(feature.dtype, copy=False)
             if feature.kind == "number" and not np.isfinite(part).all():
                 row = first + int(np.argwhere(~np.isfinite(part))[0, 0])
-                raise UserError(f"dataset.source = '{dataset.source}': x has a value in row {row} that is not finite")
+                raise UserError(
+                    f"dataset.source = '{dataset.source}': x has a value in row {row} that is not finite as "
+                    f"{feature.dtype}. Replace it, or remove the row"
+                )
             to, told = of_split[first : first + len(part)], labels[split][first : first + len(part)]
             for own in sorted(set(to)):
-                values = part[to == own].reshape(-1, *feature.shape).astype(feature.dtype, copy=False)
-                yield Block(own, {name: values}, told[to == own])
+                yield Block(own, {name: part[to == own].reshape(-1, *feature.shape)}, told[to == own])
 
 
 def _feature(dataset: config.Arrays, x: Array) -> tuple[str, Feature]:
@@ -125,9 +144,14 @@ def _feature(dataset: config.Arrays, x: Array) -> tuple[str, Feature]:
         return "image", Feature(kind="image", shape=shape, dtype="uint8")
     if x.dtype.kind in "iufb" and len(x.shape) == 2 and x.shape[1]:
         return "number", Feature(kind="number", shape=x.shape[1:], dtype="float32")
+    hint = ""
+    if len(x.shape) == 4 and x.shape[1] in CHANNELS:
+        hint = ". np.moveaxis(x, 1, -1) puts channels last"
+    elif len(x.shape) > 2 and x.dtype != np.uint8:
+        hint = ". Pixels from 0 to 1 become uint8 by (x * 255).astype('uint8'), those up to 255 by x.astype('uint8')"
     raise UserError(
-        f"dataset.source = '{dataset.source}': x is {x.dtype} {x.shape}. Allowed: images, uint8 (n, height, "
-        f"width) or (n, height, width, channels) with {' or '.join(map(str, CHANNELS))} channels; or numbers (n, k)"
+        f"dataset.source = '{dataset.source}': x is {x.dtype} {x.shape}. Allowed: images, uint8 (n, height, width) or "
+        f"(n, height, width, channels) with {' or '.join(map(str, CHANNELS))} channels; or numbers (n, k){hint}"
     )
 
 
@@ -153,7 +177,8 @@ def _target(dataset: config.Arrays, found: dict[str, Array]) -> tuple[Target, di
     is_whole = every.dtype.kind in "iub" or (every.dtype.kind == "f" and _are_whole(every))
     if task == "regression" and every.dtype.kind in "iufb" and width:
         if not np.isfinite(every).all():
-            raise UserError(f"{refused}, and row {int(np.argwhere(~np.isfinite(every))[0, 0])} of them is not finite")
+            row = int(np.argwhere(~np.isfinite(every))[0, 0])
+            raise UserError(f"{refused}, and row {row} of them is not finite. Remove the example, or replace the label")
         target, labels = Target(task="regression", num_outputs=width), every.astype(np.float32)
     elif task == "multilabel" and is_binary and width:
         names = tuple(map(str, range(width)))

@@ -30,6 +30,10 @@ SPLIT_WORDS = {
     "test": "test|testing|hold[ _-]?out",
 }
 """Regular expressions of the words, in lowercase, that mean a split in a folder's name."""
+WHOLE_WORD, BEGINNING = "(?<![a-z])({})(set|data|images)?(?![a-z])", "(?<![a-z])({})"
+LONG_WORD = 4
+"""A word means a split also as the beginning of another one (traindata, Testdaten) if it has so many letters, unlike
+those of value and device."""
 MOST_SPLITS = 12
 """More folders than this are not splits: cross-validation rarely has more than ten folds."""
 ALLOWED = "Allowed: FOLDER/<class>/*, or FOLDER/<split>/<class>/* with the splits train, validation, test"
@@ -211,10 +215,12 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
         (only,) = folders.values()
         return named if len(_folders(_root_of_classes(only))) > 1 else {}, None
     shared = set.intersection(*inside.values()) if 1 < len(folders) <= MOST_SPLITS else set()
+    every = set().union(*inside.values()) if len(folders) > 1 else set()
+    if len({_split_by_name(name) for name in every} - {None}) > 1 and all(map(_split_by_name, every)):
+        where += f": {listed(list(folders), 5)} contain the folders {listed(sorted(every))}"
+        raise UserError(f"{where}, which look like splits. {ALLOWED}. {IF_CLASSES}")
     if len(shared) > 1 and (named or all(own == shared for own in inside.values())):
         same = f"{listed(list(folders), 5)} contain the same folders ({listed(sorted(shared), 3)})"
-        if all(map(_split_by_name, shared)):
-            raise UserError(f"{where}: {same}, which look like splits of each class. {ALLOWED}. {IF_CLASSES}")
         ways = f"If they are splits, set the split of each: {_as_splits(folders)}. {IF_CLASSES}"
         raise UserError(f"{where}: {same}, and may be splits or classes. {ways}")
     return {}, None
@@ -222,7 +228,7 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
 
 def _as_splits(folders: Iterable[str]) -> str:
     """Return the setting that assigns folders to splits, for a message."""
-    named = {name: _split_by_name(name) for name in folders}
+    named = {name: _split_by_name(name, "({})") for name in folders}
     rest = iter([split for split in ("train", "test", "validation") if split not in named.values()])
     return _as_setting({name: split or next(rest, "train") for name, split in named.items()})
 
@@ -231,20 +237,22 @@ def _as_setting(splits: Mapping[str, str]) -> str:
     return f"--set {shlex.quote(f'dataset.splits={json.dumps(splits, ensure_ascii=False)}')}"
 
 
-def _split_by_name(name: str) -> str | None:
+def _split_by_name(name: str, of_long_words: str = BEGINNING) -> str | None:
     """Return the split in a folder's name, such as Training, seg_train, val-2024, TestImages; None for other names."""
     words = re.sub("(?<=[a-z])(?=[A-Z])|(?=[A-Z][a-z])", " ", name).lower()
-    found = [
-        split
-        for split, own in SPLIT_WORDS.items()
-        if re.search(rf"(?<![a-z])({own})(set|data|images)?(?![a-z])", words)
-    ]
-    return found[0] if len(found) == 1 else None
+    for pattern, shortest in ((WHOLE_WORD, 0), (of_long_words, LONG_WORD)):
+        wanted = {
+            split: "|".join(word for word in own.split("|") if len(word) >= shortest)
+            for split, own in SPLIT_WORDS.items()
+        }
+        if found := [split for split, own in wanted.items() if re.search(pattern.format(own), words)]:
+            return found[0] if len(found) == 1 else None
+    return None
 
 
 def _name(folder: Path) -> str:
-    """Return a folder's name in NFC, because macOS may store é as e and an accent."""
-    return unicodedata.normalize("NFC", folder.name)
+    """Return a folder's name in NFC, because macOS may store é as e and an accent, and without surrounding spaces."""
+    return unicodedata.normalize("NFC", folder.name).strip() or folder.name
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -253,9 +261,11 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _root_of_classes(split: Path) -> Path:
-    """Return the folder with the classes of a split, because archives unpack as seg_train/seg_train."""
+    """Return the folder with the classes of a split, because archives unpack as seg_train/seg_train, or Train-001/Train
+    from Google Drive."""
     inner = _folders(split)
-    return inner[0] if [_name(one) for one in inner] == [_name(split)] else split
+    is_same = len(inner) == 1 and _split_by_name(inner[0].name) == _split_by_name(split.name) is not None
+    return inner[0] if is_same or [_name(one) for one in inner] == [_name(split)] else split
 
 
 def _classes_in(folder: Path) -> set[str]:

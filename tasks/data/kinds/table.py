@@ -353,6 +353,7 @@ class ScannedTable:
         used = np.flatnonzero(np.bincount(places[self.usable]))
         names = sort_classes([texts[place] for place in used.tolist()])
         if len(names) < 2:
+            refuse_broken(self.dataset, self.broken)
             raise self.refuse("target", f"has only the value '{names[0]}': a classification needs two classes")
         numbers = {name: number for number, name in enumerate(names)}
         of_text = np.array([numbers.get(text, 0) for text in texts], np.min_scalar_type(len(names)))
