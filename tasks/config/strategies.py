@@ -66,8 +66,8 @@ class OneDevice(StrategySection):
         return {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {}
 
 
-NO_XLA = "XLA compiles a step for one device, and the copies of a variable lie on several"
-NO_ACCUMULATION = "Keras changes the weights inside a condition there, and tf.distribute cannot sum gradients in one"
+NO_XLA = "XLA compiles a step for one device, but each copy of a variable is on another one"
+NO_ACCUMULATION = "Keras then updates the weights inside a condition, where tf.distribute cannot sum gradients"
 COPIES_REFUSE = {"train.jit_compile": NO_XLA, "train.gradient_accumulation_steps": NO_ACCUMULATION}
 
 
@@ -174,7 +174,7 @@ class ParameterServer(Cluster):
     chief_gives_work: ClassVar[bool] = True
     loops: ClassVar[tuple[str, ...]] = ("custom",)
     refuses: ClassVar[Mapping[str, str]] = {
-        "train.jit_compile": "a step reads and writes variables on other processes, which XLA cannot",
+        "train.jit_compile": "a step reads and writes variables on other processes, which XLA cannot do",
         "train.gradient_accumulation_steps": "workers would add to and reset one accumulator at the same time",
         "train.dtype_policy=mixed_float16": "workers would change one loss scale at the same time",
         "train.deterministic": "workers are asynchronous: the order of their updates differs from run to run",
