@@ -11,8 +11,10 @@ from benchmarks import checkpoints, data, default_speed, defaults, measure, netw
 HEADER = (
     "# Benchmarks\n\n```sh\nmake bench                         # the default table, in at most 20 minutes\n"
     "python -m benchmarks recipes best   # other parts: defaults, data, checkpoints, serving, network\n```\n\n"
-    "Unless a section says otherwise, a figure is a median with its range in brackets, and the variants take turns, "
-    "each in its own process. A ratio compares medians; its range is that of the single pairs.\n\n"
+    "This page compares Stratagem with what you could write yourself: scripts from the tutorials of TensorFlow and "
+    "Keras, pandas, Pillow, scikit-learn, MLflow's server. Unless a section says otherwise, a figure is a median with "
+    "its range in brackets, and the variants take turns, each in its own process. A ratio compares medians; its range "
+    "is that of the single pairs.\n\n"
 )
 PARTS = {
     "default_speed": (default_speed.section, default_speed.HEADING),
