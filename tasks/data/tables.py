@@ -59,7 +59,7 @@ class TableFile:
         self._kept: list[Chunk] = []
         self.header_lines = 0
         self.has_row_names = False
-        """Whether the header has one name less than the rows have values, as R writes it."""
+        """Whether the header has one name fewer than the rows have values, as R writes it."""
         self._rows_are_checked = self.suffix in (".parquet", ".jsonl")
         if not self.path.is_file():
             raise self.refused("no such file")
@@ -320,7 +320,7 @@ def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
         widest = max(widest, filled)
     if len(naming) > 1 and naming[0] > 0:
         naming = []  # The target is not a name, but one of the values.
-    if not naming:  # Then it is the first line that is no title: R writes one name less, because row names have none.
+    if not naming:  # Then it is the first line that is no title: R writes one name fewer, because row names have none.
         likely = (place for place, row in rows if len(row) >= width - 1 and sum(map(bool, row)) > (width > 2))
         naming = list(likely)
     place = min(naming, default=0)
@@ -333,9 +333,11 @@ def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
 
 
 def doubtful_header(file: TableFile) -> str | None:
-    """Return a note if the first line looks like values and not like column names, or has one name less than rows."""
+    """Return a note if the first line looks like values and not like column names, or has one name fewer than rows."""
     if file.has_row_names:
-        return f"the header has one name less than the rows: the first value of each is '{file.names[0]}'"
+        return (
+            f"the header has one name fewer than the rows have values: the first value of each row is '{file.names[0]}'"
+        )
     if file.suffix not in (".csv", ".tsv") or not file.header_lines:
         return None
     numbers = [name for name in file.names if NUMBER.fullmatch(name)]

@@ -280,7 +280,7 @@ def _refusal(run: Run, changes: list[Change], allow_changes: bool) -> str | None
             f"data/{name} is {data.now or 'not prepared'}; DVC's cache lacks the former: fetch it (dvc "
             f"fetch --all-commits data/{name}/dvc.yaml), or prepare it again at commit {commit}"
         )
-    others = [f"{one.what} was {one.then} and is {one.now}" for one in changes if one.effect == MATTERS]
+    others = [f"{one.what} was {one.then} and is now {one.now}" for one in changes if one.effect == MATTERS]
     if others and not allow_changes:
         return (
             f"run {run.run_id} was trained on another machine or with other packages: {errors.listed(others, 4)}. "

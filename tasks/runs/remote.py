@@ -122,8 +122,8 @@ def refusal(error: BaseException, address: str) -> str:
     _, credentials, server = PROVIDERS[scheme]
     return (
         f"{said}. The bucket must exist and have free space. Credentials come from the environment or the provider's "
-        f"own files, such as {credentials}, and must allow to list, read, write and remove; another server is named by "
-        f"{server}"
+        f"own files, such as {credentials}, and must allow listing, reading, writing and removing. {server} names "
+        "another server"
     )
 
 

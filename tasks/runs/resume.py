@@ -37,7 +37,7 @@ class Difference(NamedTuple):
     mark: config.Affects
 
     def __str__(self) -> str:
-        return f"{self.key} was {shown(self.before)} and is {shown(self.now)}"
+        return f"{self.key} was {shown(self.before)} and is now {shown(self.now)}"
 
 
 def differences(run: Run, settings: config.Settings) -> list[Difference]:
@@ -79,7 +79,7 @@ def refuse_other_training(
         return
     changed = [str(one) for one in differences(run, settings) if not one.mark.free_on_resume]
     if prepared is not None and prepared.data_version != run.lineage.data_version:
-        changed.append(f"data version was {run.lineage.data_version!r} and is {prepared.data_version!r}")
+        changed.append(f"data version was {run.lineage.data_version!r} and is now {prepared.data_version!r}")
     changed += _other_batch_size(settings.train, run)
     if changed:
         raise UserError(
@@ -92,7 +92,7 @@ def other_result(run: Run, settings: config.Settings, wanted: records.Lineage) -
     """Return why a run has another result than a command asks for: settings that affect the result, data and code."""
     found = [str(one) for one in differences(run, settings) if one.mark.what == "result"]
     if run.lineage.data_version != wanted.data_version:
-        found.append(f"its data version was {run.lineage.data_version} and is {wanted.data_version}")
+        found.append(f"its data version was {run.lineage.data_version} and is now {wanted.data_version}")
     if run.lineage.code_digest != wanted.code_digest:
         found.append(
             "the code of flows/, tasks/ or its model, requirements.lock or the file of model.initial has changed"
@@ -189,11 +189,11 @@ def _other_batch_size(section: config.Train, run: Run) -> list[str]:
     """Return how the batch size differs from the run's. On other devices a run keeps its global batch size."""
     size, reached = section.global_batch_size, _reached(run).get("global_batch_size")
     if size is not None and reached is not None and size != reached:
-        return [f"train.global_batch_size was {reached} and is {size}"]
+        return [f"train.global_batch_size was {reached} and is now {size}"]
     sizes = run.settings["train"]["per_replica_batch_size"], section.per_replica_batch_size
     if None not in sizes and sizes[0] != sizes[1]:
         return [
-            f"train.per_replica_batch_size was {sizes[0]} and is {sizes[1]} (a run keeps its global batch; only "
+            f"train.per_replica_batch_size was {sizes[0]} and is now {sizes[1]} (a run keeps its global batch; only "
             "train.global_batch_size changes it)"
         ]
     return []

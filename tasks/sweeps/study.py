@@ -249,7 +249,7 @@ def find_sweep(plan: SweepPlan, settings: config.Settings, prepared: PreparedDat
             continue
         then, now = map(_searched, (before, plan))
         other = [
-            f"{key} was {shown(then.get(key))} and is {shown(now.get(key))}"
+            f"{key} was {shown(then.get(key))} and is now {shown(now.get(key))}"
             for key in dict.fromkeys([*then, *now])
             if then.get(key) != now.get(key)
         ]

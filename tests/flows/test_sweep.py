@@ -159,7 +159,7 @@ def test_trials_side_by_side_are_stopped_and_go_on(prepared_project, run, start)
     assert "RUNNING" not in statuses
     refused = run(["stratagem", "sweep", "small.yaml", "--trials", "3"])
     assert refused.returncode == 2
-    assert "parallel was 2 and is 1" in refused.stderr
+    assert "parallel was 2 and is now 1" in refused.stderr
     done = run(["stratagem", "sweep", "small.yaml", *options, "--json"])
     assert done.returncode == 0, done.stderr
     assert [one.state == "running" for one in Sweep.model_validate_json(done.stdout).trials] == [False] * 3

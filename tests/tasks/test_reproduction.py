@@ -156,7 +156,7 @@ def test_another_machine_or_other_packages_are_refused_unless_that_is_allowed(tr
         "cores": ("640", now["cores"], "matters"),
         "gpus": ("Tesla K80", now.get("gpus"), "matters"),
     }
-    assert f"tensorflow was 2.1.0 and is {now['tensorflow']}" in reason
+    assert f"tensorflow was 2.1.0 and is now {now['tensorflow']}" in reason
     assert "--allow-changes" in reason
     assert changes(run, allow_changes=True)[1] == "it can be trained again"
     kinds = {one.what: one.kind for one in reproduce.reproduce(run.run_id, dry_run=True).changes}

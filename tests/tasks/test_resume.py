@@ -64,12 +64,15 @@ def test_a_setting_without_result_makes_no_other_run(project):
 
 # Each row: what the next command is given, and why the run is not resumed.
 OTHER = [
-    (["train.seed=7"], f"train.seed was 0 and is 7. A new run starts; --resume {RUN} and its own settings resumes"),
-    (["train.epochs=2"], f"train.epochs was 15 and is 2. A new run starts; --resume {RUN} resumes the unfinished one"),
+    (["train.seed=7"], f"train.seed was 0 and is now 7. A new run starts; --resume {RUN} and its own settings resumes"),
+    (
+        ["train.epochs=2"],
+        f"train.epochs was 15 and is now 2. A new run starts; --resume {RUN} resumes the unfinished one",
+    ),
     (
         ["train.seed=7", "train.epochs=2", "schedule.learning_rate=0.5", "optimizer.kind=sgd"],
-        "optimizer.kind was 'adam' and is 'sgd'; schedule.learning_rate was 0.003 and is 0.5; train.epochs was 15 and "
-        "is 2; 1 more.",
+        "optimizer.kind was 'adam' and is now 'sgd'; schedule.learning_rate was 0.003 and is now 0.5; train.epochs was "
+        "15 and is now 2; 1 more.",
     ),
 ]
 
@@ -92,7 +95,7 @@ def test_other_data_and_other_code_are_reasons(project):
     Path("tasks/modeling/models/own.py").write_text("new = True\n")
     settings = config.load()
     why = resume.why_not_resumed(settings, lineage.collect(settings, "e"))
-    assert "its data version was d and is e; the code of flows/, tasks/" in why
+    assert "its data version was d and is now e; the code of flows/, tasks/" in why
 
 
 @pytest.mark.usefixtures("own_code")
@@ -119,10 +122,16 @@ def test_nothing_is_said_of_a_run_that_ended_or_is_at_work_or_has_other_data(pro
 RESUMES = [
     ([], None),
     (["train.epochs=99", "strategy.kind=mirrored", "train.loop=custom", "checkpoint.monitor=train/loss"], None),
-    (["train.per_replica_batch_size=16"], "train.per_replica_batch_size was 32 and is 16 (a run keeps"),
-    (["train.global_batch_size=64"], "train.global_batch_size was 48 and is 64"),
-    (["model.options.dropout=0.1"], "model.options was {'dropout': 0.4, 'padding': 'same'} and is {'dropout': 0.1,"),
-    (["train.seed=1", "input.source=array"], "input.source was 'auto' and is 'array'; train.seed was 0 and is 1"),
+    (["train.per_replica_batch_size=16"], "train.per_replica_batch_size was 32 and is now 16 (a run keeps"),
+    (["train.global_batch_size=64"], "train.global_batch_size was 48 and is now 64"),
+    (
+        ["model.options.dropout=0.1"],
+        "model.options was {'dropout': 0.4, 'padding': 'same'} and is now {'dropout': 0.1,",
+    ),
+    (
+        ["train.seed=1", "input.source=array"],
+        "input.source was 'auto' and is now 'array'; train.seed was 0 and is now 1",
+    ),
 ]
 
 

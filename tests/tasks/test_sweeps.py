@@ -378,10 +378,10 @@ def test_the_same_sweep_goes_on(space, left):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("1.0e-1", "0.5", "learning_rate was {'high': 0.1, 'log': True, 'low': 0.0001} and is {'high': 0.5,"),
-        ("epochs: 9", "epochs: 8", "train.epochs was 9 and is 8"),
-        ("validation/loss", "validation/accuracy", "metric was 'validation/loss' and is 'validation/accuracy'"),
-        ("metric:", "seed: 3\nmetric:", "seed was 0 and is 3"),
+        ("1.0e-1", "0.5", "learning_rate was {'high': 0.1, 'log': True, 'low': 0.0001} and is now {'high': 0.5,"),
+        ("epochs: 9", "epochs: 8", "train.epochs was 9 and is now 8"),
+        ("validation/loss", "validation/accuracy", "metric was 'validation/loss' and is now 'validation/accuracy'"),
+        ("metric:", "seed: 3\nmetric:", "seed was 0 and is now 3"),
     ],
 )  # fmt: skip
 def test_another_space_of_the_name_is_refused_as_long_as_the_first_is_unfinished(write, space, left, old, new, said):
@@ -399,7 +399,7 @@ def test_another_space_of_the_name_is_refused_as_long_as_the_first_is_unfinished
 @pytest.mark.usefixtures("own_code")
 def test_other_data_and_other_code_are_other_sweeps(space, left):
     _, prepared = left()
-    with pytest.raises(UserError, match=r"parallel was 1 and is 2; its data version was .* and is new"):
+    with pytest.raises(UserError, match=r"parallel was 1 and is now 2; its data version was .* and is now new"):
         sweeps.find_sweep(
             plan_of(space, parallel=2), space.example, prepared.model_copy(update={"data_version": "new"})
         )

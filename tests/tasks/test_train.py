@@ -418,14 +418,14 @@ def test_a_finished_run_goes_on_with_more_epochs(tiny, train):
 def test_a_resume_as_another_training_is_refused(tiny, train):
     others = [
         # 180 examples are six batches of 32 as of 31.
-        (["train.per_replica_batch_size=31"], "train.per_replica_batch_size was 32 and is 31"),
-        (["train.global_batch_size=64"], r"train.global_batch_size was 32 and is 64"),
+        (["train.per_replica_batch_size=31"], "train.per_replica_batch_size was 32 and is now 31"),
+        (["train.global_batch_size=64"], r"train.global_batch_size was 32 and is now 64"),
         (
             ["input.validation=100"],
-            "run first cannot be resumed with other values: input.validation was 0.1 and is 100",
+            "run first cannot be resumed with other values: input.validation was 0.1 and is now 100",
         ),
-        (["optimizer.kind=sgd"], "cannot be resumed with other values: .*optimizer.kind was 'adam' and is 'sgd'"),
-        (["train.seed=5"], "train.seed was 0 and is 5"),
+        (["optimizer.kind=sgd"], "cannot be resumed with other values: .*optimizer.kind was 'adam' and is now 'sgd'"),
+        (["train.seed=5"], "train.seed was 0 and is now 5"),
     ]
     first = train(tiny, "train.epochs=1")
     before = sorted(Path(first.checkpoints).rglob("*"))

@@ -174,7 +174,7 @@ def check(settings: config.Settings, prepared: PreparedDataset, example: tuple[A
             not exist, cannot be computed, or does not return one number per example.
     """
     for name, key in own_code.metrics_of(settings).items():
-        own_code.load_measure(name, key, example, "the mean over all examples is taken of them")
+        own_code.load_measure(name, key, example, "the metric is their mean over all examples")
     in_training(settings, prepared)
 
 

@@ -148,7 +148,7 @@ def log_forgetful(callbacks: Sequence[Any]) -> None:
     forgetful = [one.name for one in callbacks if isinstance(one, OwnCallback) and not one.remembers]
     if forgetful:
         log.info(
-            "callbacks %s have no state() and restore(), so a resumed training may end with other weights than an "
+            "callbacks %s have no state() and restore(), so a resumed training may end with different weights from an "
             "uninterrupted one",
             ", ".join(forgetful),
         )
