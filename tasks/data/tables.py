@@ -335,9 +335,7 @@ def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
 def doubtful_header(file: TableFile) -> str | None:
     """Return a note if the first line looks like values and not like column names, or has one name fewer than rows."""
     if file.has_row_names:
-        return (
-            f"the header has one name fewer than the rows have values: the first value of each row is '{file.names[0]}'"
-        )
+        return f"the header has one name fewer than a row has values: the first column is '{file.names[0]}'"
     if file.suffix not in (".csv", ".tsv") or not file.header_lines:
         return None
     numbers = [name for name in file.names if NUMBER.fullmatch(name)]

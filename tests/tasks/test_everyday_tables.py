@@ -489,7 +489,7 @@ def test_the_names_of_rows_that_r_writes_are_a_column():
     content = "\n".join([header, *(f"Ann {row},{line}" for row, line in enumerate(rows))])
     prepared, said = prepare(content)
     assert "ignore column 1 (a different value in each row)" in said
-    assert "the header has one name fewer than the rows have values: the first value of each row is 'column 1'" in said
+    assert "the header has one name fewer than a row has values: the first column is 'column 1'" in said
     np.testing.assert_allclose(numbers_of(prepared, "plain"), sorted(map(float, PLAIN)), rtol=1e-6)
     for some in (content, "\n".join(content.splitlines()[:2])):
         Path("some.csv").write_text(some)
