@@ -275,7 +275,7 @@ def test_a_callback_that_does_not_remember_is_named_when_a_run_begins_and_resume
     assert sent[-1]["train/seen"] > sent[0]["train/seen"] > 0
     cut_after("whole", "cut", 6)
     train(tiny, *options, run_id="cut", resume=True)
-    assert "so a resumed training may end with other" in caplog.text
+    assert "so a resumed training may end with different" in caplog.text
 
 
 @pytest.mark.parametrize("loop", ["fit", "custom"])
