@@ -19,13 +19,7 @@ from tasks import config, records
 from tasks.operations import dvc_data, pipeline
 from tasks.process import client
 from tasks.process import stages as processes
-from tasks.records import (
-    Comparison,
-    ComparisonRow,
-    PreparedDataset,
-    Repeat,
-    Run,
-)
+from tasks.records import Comparison, ComparisonRow, PreparedDataset, Repeat, Run
 from tasks.reports.comparison import base_of
 from tasks.runs import locks, outcome
 from tasks.system import units

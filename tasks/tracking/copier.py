@@ -24,15 +24,7 @@ from urllib.parse import unquote
 
 import mlflow
 from filelock import FileLock, Timeout
-from mlflow.entities import (
-    LoggedModelOutput,
-    LoggedModelStatus,
-    Metric,
-    Param,
-    RunStatus,
-    RunTag,
-    ViewType,
-)
+from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Metric, Param, RunStatus, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
 from tasks import config, records

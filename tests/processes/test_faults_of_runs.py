@@ -25,16 +25,7 @@ from tasks import records
 from tasks.data import prepared_data
 from tasks.system.machine import free_ports
 from tests.mlflow_server import MlflowServer
-from tests.processes.trainings import (
-    EPOCHS,
-    KILL,
-    ONE,
-    SAME,
-    check_whole,
-    epochs_in_mlflow,
-    flip_a_bit,
-    newest,
-)
+from tests.processes.trainings import EPOCHS, KILL, ONE, SAME, check_whole, epochs_in_mlflow, flip_a_bit, newest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
