@@ -145,6 +145,10 @@ class Search:
     stopped: Event
     """Set when no further stage may start."""
 
+    def save(self, trials: Sequence[Trial]) -> None:
+        """Save the trials so far."""
+        outcome.save(self.parent, SweepProgress(trials=tuple(trials)))
+
     def check_going_on(self) -> None:
         """
         Raises:
@@ -168,6 +172,7 @@ def train_all(search: Search, trials: list[Trial], number: int, parallel: int) -
             while len(trials) < batch.stop:
                 params = sweeps.next_params(search.space, trials, batch.start)
                 trials.append(Trial(number=len(trials), state="running", params=params))
+            search.save(trials)
             _train_batch(search, trials, batch, workers)
             sweeps.publish(search.space, trials, folder)
     sweeps.publish(search.space, trials, folder)
@@ -189,7 +194,7 @@ def _train_batch(search: Search, trials: list[Trial], batch: range, workers: Thr
 
     def keep(ended: Trial) -> None:
         trials[ended.number] = ended
-        outcome.save(search.parent, SweepProgress(trials=tuple(trials)))
+        search.save(trials)
         tell(search, ended, trials)
 
     running = {workers.submit(contextvars.copy_context().run, trial, search, one, limits) for one, limits in todo}
