@@ -19,9 +19,9 @@ from tasks import config, records
 from tasks.operations import dvc_data, pipeline
 from tasks.process import client
 from tasks.process import stages as processes
-from tasks.records import Comparison, ComparisonRow, PreparedDataset, Repeat, Run
+from tasks.records import Comparison, ComparisonProgress, ComparisonRow, PreparedDataset, Repeat, Run
 from tasks.reports.comparison import base_of
-from tasks.runs import locks, outcome
+from tasks.runs import locks, outcome, resume
 from tasks.system import units
 from tasks.system.errors import Interrupted, StratagemError
 from tasks.system.machine import core_numbers, usable_cores
@@ -92,36 +92,41 @@ def comparison(
 def _compare(
     planned: ComparisonPlan, prepared: PreparedDataset, repeats: int | None, run_lock: locks.RunLock, began: float
 ) -> Comparison:
-    serving = planned.trainable[0]
-    run, progress = pipeline.start_or_resume_comparison(serving, prepared, run_lock, planned.unfinished, flow_run.id)
+    serving, rows = planned.trainable[0], []
+    if planned.unfinished is None:
+        run = processes.start_comparison(serving, prepared=prepared, key=run_lock.holder.key, flow_run_id=flow_run.id)
+    else:
+        run = processes.resume_parent(serving, prepared=prepared, run=planned.unfinished, flow_run_id=flow_run.id)
+        rows = resume.measured_rows(run)
+        print(
+            f"resuming comparison {run.run_id}, which is unfinished: {units.count(len(rows), 'measured training')} "
+            f"{'are' if len(rows) > 1 else 'is'} kept; --fresh starts a new one",
+            file=sys.stderr,
+        )
+    run_lock.note(run_id=run.run_id)
+
+    def rows_of(pair: Pair) -> list[ComparisonRow]:
+        return [row for row in rows if (row.strategy, row.loop) == (pair.strategy, pair.loop)]
+
     try:
-        # Measurements from before a kill count.
-        rows = [
-            (pair, [row for row in progress.rows if (row.strategy, row.loop) == (pair.strategy, pair.loop)])
-            for pair in planned.pairs
-        ]
-        rounds = 0
-        while rounds < (repeats or REPEATS):
-            rounds += 1
+        for number in range(1, (repeats or REPEATS) + 1):
             # Reverse the order in each round, so that a machine that gets busier favours no row.
-            for planned_pair, found in rows[:: 1 if rounds % 2 else -1]:
-                pair = planned_pair.in_round(rounds)
+            for planned_pair in planned.pairs[:: 1 if number % 2 else -1]:
+                pair, found = planned_pair.in_round(number), rows_of(planned_pair)
                 refused = found and found[0].reason is not None
-                if refused or rounds in {repeat.round for row in found for repeat in row.repeats}:
+                if refused or number in {repeat.round for row in found for repeat in row.repeats}:
                     continue
-                found.append(_train(pair, prepared, run, rounds))
-                if pair.settings is not None and found[-1].reason is None:
+                rows.append(_train(pair, prepared, run, number))
+                if pair.settings is not None and rows[-1].reason is None:
                     serving = pair.settings  # Its running process also reports for the comparison.
-                    kept = tuple(row for _, one in rows for row in one if row.reason is None)
-                    progress = progress.model_copy(update={"rows": kept})
-                    outcome.save(run, progress)
-            trained = [repeat for row in progress.rows for repeat in row.repeats]
-            took = sum(repeat.total_seconds for repeat in trained if repeat.round == rounds)
+                    outcome.save(run, ComparisonProgress(rows=tuple(row for row in rows if row.reason is None)))
+            took = sum(repeat.total_seconds for row in rows for repeat in row.repeats if repeat.round == number)
             if repeats is None and took > LONG_SECONDS:
                 break
         seconds = time.perf_counter() - began
-        rounds = max([rounds, *(repeat.round for row in progress.rows for repeat in row.repeats)])
-        result = summarise(planned, [median_row(found) for _, found in rows], prepared, run, seconds, rounds)
+        rounds = max([number, *(repeat.round for row in rows for repeat in row.repeats)])
+        medians = [median_row(rows_of(pair)) for pair in planned.pairs]
+        result = summarise(planned, medians, prepared, run, seconds, rounds)
         result = processes.report_comparison(serving, run=run, comparison=result)
         page = config.project_root() / run.folder / "comparison.md"
         reporting.publish(page.read_text(encoding="utf-8"), key="comparison", description=run.name)

@@ -113,7 +113,7 @@ def of_comparison(planned: ComparisonPlan, prepared: PreparedDataset | None, fre
     planned = planned.on(prepared, fresh) if prepared is not None else planned
     kept = set()
     if planned.unfinished is not None:
-        kept = {(row.strategy, row.loop) for row in resume.load_progress(planned.unfinished).rows}
+        kept = {(row.strategy, row.loop) for row in resume.measured_rows(planned.unfinished)}
     stages = list(_data_stages(planned.shared.dataset.name, prepared))
     for pair in planned.pairs:
         name = ", ".join(part for part in (pair.strategy, pair.loop) if part)

@@ -15,7 +15,7 @@ from tasks.process import client, stages
 from tasks.records import PreparedDataset, Record, RegisteredModel, Run, RunSummary, TrainingResult
 from tasks.runs import entries, lineage, locks, outcome, remote, resume
 from tasks.strategies import engines
-from tasks.system import errors, files, network, temporary, units
+from tasks.system import errors, files, network, temporary
 from tasks.system.errors import StratagemError, UserError
 
 R = TypeVar("R", bound=Record)
@@ -108,39 +108,6 @@ def start_or_resume(planned: RunPlan, run_lock: locks.RunLock, flow_run_id: str 
         )
     run_lock.note(run_id=run.run_id)
     return run
-
-
-def start_or_resume_comparison(
-    settings: config.Settings,
-    prepared: PreparedDataset,
-    run_lock: locks.RunLock,
-    unfinished: Run | None,
-    flow_run_id: str | None,
-) -> tuple[Run, records.ComparisonProgress]:
-    """Start the run of a comparison, or resume an unfinished one; return it and its measurements so far.
-
-    Args:
-        settings: the settings of the first row that can be trained.
-        prepared: its data.
-        run_lock: this process's lock on the comparison.
-        unfinished: the comparison to resume; None starts a new one.
-        flow_run_id: the id of Prefect's flow run.
-    """
-    key = run_lock.holder.key
-    if unfinished is None:
-        run = stages.start_comparison(settings, prepared=prepared, key=key, flow_run_id=flow_run_id)
-        progress = records.ComparisonProgress(rows=())
-    else:
-        run = stages.resume_parent(settings, prepared=prepared, run=unfinished, flow_run_id=flow_run_id)
-        progress = resume.load_progress(run)
-        kept = len(progress.rows)
-        print(
-            f"resuming comparison {run.run_id}, which is unfinished: {units.count(kept, 'measured training')} "
-            f"{'are' if kept > 1 else 'is'} kept; --fresh starts a new one",
-            file=sys.stderr,
-        )
-    run_lock.note(run_id=run.run_id)
-    return run, progress
 
 
 def end_failed(settings: config.Settings, run: Run, error: BaseException) -> None:

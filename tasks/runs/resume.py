@@ -210,11 +210,11 @@ def _reached(run: Run) -> dict[str, int]:
     return {}
 
 
-def load_progress(run: Run) -> ComparisonProgress:
+def measured_rows(run: Run) -> list[ComparisonRow]:
     """Return the measurements of a comparison whose training records still exist."""
     found = outcome.load_readable(run, ComparisonProgress)
     rows = found.rows if found is not None else ()  # It may have been killed before its first training ended.
-    return ComparisonProgress(rows=tuple(row for row in rows if _is_measured(row)))
+    return [row for row in rows if _is_measured(row)]
 
 
 def _is_measured(row: ComparisonRow) -> bool:
@@ -239,7 +239,7 @@ def find_unfinished_comparison(key: str, dataset: str, wanted: records.Lineage) 
         if run.dataset != dataset or (ended is not None and ended.status == "FINISHED"):
             continue
         # While this process holds the key, no other process works under it.
-        if not (run.key == key or is_abandoned(run)) or not load_progress(run).rows:
+        if not (run.key == key or is_abandoned(run)) or not measured_rows(run):
             continue
         reasons = {
             "it has other rows, settings or processor cores": run.key != key,
