@@ -155,7 +155,7 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int) -> C
             )
             run_lock.note(run_id=run.run_id)
             start_seconds = time.perf_counter() - began
-            with stages.finishing(pair.settings, run):
+            with pipeline.finishing(pair.settings, run):
                 trained = stages.train(pair.settings, prepared, run)
                 evaluated = stages.evaluate(pair.settings, prepared, trained, run)
                 total_seconds = round(time.perf_counter() - began - trained.traced_seconds, 3)

@@ -19,7 +19,7 @@ from prefect.logging import get_run_logger
 from flows.operate import notifications
 from tasks import config
 from tasks.config import Settings
-from tasks.operations import dvc_data, pipeline
+from tasks.operations import dvc_data
 from tasks.process import client, stages
 from tasks.records import EvaluationResult, PreparedDataset, RegisteredModel, Run, TrainingResult
 from tasks.runs.listing import describe
@@ -75,17 +75,6 @@ def register(
 ) -> RegisteredModel:
     """Apply the gate, and register the model."""
     return stages.register(settings, prepared=prepared, training=training, evaluation=evaluation, run=run)
-
-
-@contextlib.contextmanager
-def finishing(settings: Settings, run: Run) -> Iterator[None]:
-    """End the MLflow run when the block ends; no other place does."""
-    try:
-        yield
-    except BaseException as error:
-        pipeline.end_failed(settings, run, error)
-        raise
-    stages.end_run(settings, run=run, status="FINISHED")
 
 
 @contextlib.contextmanager

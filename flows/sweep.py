@@ -91,7 +91,7 @@ def _sweep(
         run = processes.resume_parent(settings, prepared=prepared, run=earlier, flow_run_id=flow_run.id)
         print(f"continuing sweep {run.run_id}; --fresh starts a new one", file=sys.stderr)
     run_lock.note(run_id=run.run_id)
-    with stages.finishing(settings, run):
+    with pipeline.finishing(settings, run):
         progress = outcome.load_readable(run, SweepProgress)
         done = list(progress.trials) if progress is not None else []
         train_all(Search(space, prepared, run, Event()), done, number, plan.parallel)

@@ -102,7 +102,7 @@ def run_pipeline(
             return planned.unchanged
         run = pipeline.start_or_resume(planned, run_lock, flow_run.id)
         locks.enter_context(clock.kept(config.project_root() / run.folder / "records" / "seconds.json"))
-        with stages.finishing(settings, run):
+        with pipeline.finishing(settings, run):
             with clock.measure("train"):
                 trained = pipeline.earlier_result(settings, run, TrainingResult)
                 trained = trained or stages.train(settings, prepared, run)

@@ -1,10 +1,11 @@
 """The steps of a run: plan, start or resume, train, join a cluster; and commands that use MLflow, which only a child
 process imports."""
 
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -110,6 +111,17 @@ def start_or_resume(planned: RunPlan, run_lock: locks.RunLock, flow_run_id: str 
     return run
 
 
+@contextlib.contextmanager
+def finishing(settings: config.Settings, run: Run) -> Iterator[None]:
+    """End the MLflow run when the block ends."""
+    try:
+        yield
+    except BaseException as error:
+        end_failed(settings, run, error)
+        raise
+    stages.end_run(settings, run=run, status="FINISHED")
+
+
 def end_failed(settings: config.Settings, run: Run, error: BaseException) -> None:
     """End the MLflow run as failed, or as killed after an interruption.
 
@@ -145,15 +157,9 @@ def train_alone(settings: config.Settings, prepared: PreparedDataset, resumption
     preconditions.check_remote(settings, resumption.run)
     with locks.lock_run(settings, resumption.run) as run_lock:
         run = start_or_resume(plan(settings, prepared, resumption), run_lock)
-        try:
+        with finishing(settings, run):
             result = earlier_result(settings, run, TrainingResult)
-            if result is None:
-                result = client.train(settings, prepared, run)
-        except BaseException as error:
-            end_failed(settings, run, error)
-            raise
-        stages.end_run(settings, run=run, status="FINISHED")
-    return result
+            return result if result is not None else client.train(settings, prepared, run)
 
 
 def reconcile() -> list[records.Ended]:
