@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from threading import Event
-from typing import Annotated
+from typing import Annotated, Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
@@ -252,39 +252,33 @@ def trial(search: Search, one: Trial, limits: Limits) -> Trial:
                 if begun is not None:
                     pipeline.end_failed(settings, begun, error)
                 raise
-            failed = {"state": "failed", "reason": " ".join(str(error).split()), "run_id": run and run.run_id}
-            ended = one.model_copy(update={**failed, "seconds": _since(began)})
+            found = {"state": "failed", "reason": " ".join(str(error).split())}
         else:
-            ended = judged(one, search, run, trained, began)
+            found = judged(search.space, settings, run, trained)
+        seconds = round(time.perf_counter() - began, 3)
+        ended = one.model_copy(update={**found, "run_id": run and run.run_id, "seconds": seconds})
         if run is not None:
             processes.end_trial(settings, run=run, trial=ended)
         client.give_places_up(settings)  # Another trial of the batch may wait for them.
     return ended
 
 
-def judged(one: Trial, search: Search, run: Run, trained: TrainingResult, began: float) -> Trial:
-    """Return a trial with the result of its training: the value after its last epoch, or the best value if the settings
-    evaluate the best checkpoint."""
-    values = trained.history[search.space.metric]
+def judged(space: sweeps.Space, settings: config.Settings, run: Run, trained: TrainingResult) -> dict[str, Any]:
+    """Return how a trial has ended: with the value after its last epoch, or the best value if the settings evaluate the
+    best checkpoint."""
+    values = trained.history[space.metric]
     if wrong := [epoch for epoch, value in enumerate(values, 1) if not math.isfinite(value)]:
-        why = f"{search.space.metric} was not a finite number after epoch {wrong[0]}"
-        return one.model_copy(update={"state": "failed", "reason": why, "run_id": run.run_id, "seconds": _since(began)})
+        return {"state": "failed", "reason": f"{space.metric} was not a finite number after epoch {wrong[0]}"}
     limits = outcome.load(run, Limits)
-    missed = limits.missed(values) if limits is not None else None
-    better = min if search.space.lower_is_better else max
-    value = better(values) if search.space.settings(one.params).evaluate.checkpoint == "best" else values[-1]
-    found = {"state": "complete", "value": value, "values": values, "run_id": run.run_id, "seconds": _since(began)}
-    if missed is not None and limits is not None:
+    if limits is not None and (missed := limits.missed(values)) is not None:
         why = (
-            f"{Trial.pruned_because} {missed}: {search.space.metric} {values[missed - 1]:.4f}, and the limit from "
+            f"{Trial.pruned_because} {missed}: {space.metric} {values[missed - 1]:.4f}, and the limit from "
             f"earlier trials was {limits.by_epoch[missed]:.4f}"
         )
-        found |= {"state": "pruned", "value": values[-1], "reason": why}
-    return one.model_copy(update=found)
-
-
-def _since(began: float) -> float:
-    return round(time.perf_counter() - began, 3)
+        return {"state": "pruned", "value": values[-1], "values": values, "reason": why}
+    better = min if space.lower_is_better else max
+    value = better(values) if settings.evaluate.checkpoint == "best" else values[-1]
+    return {"state": "complete", "value": value, "values": values}
 
 
 def tell(search: Search, ended: Trial, done: Sequence[Trial]) -> None:

@@ -9,13 +9,7 @@ class PlannedStage(Record):
     """A stage or step of a command."""
 
     stage: str
-    does: Literal[
-        "would run",
-        "is cached",
-        "is done",
-        "would resume",
-        "is skipped",
-    ]
+    does: Literal["would run", "is cached", "is done", "would resume", "is skipped"]
     why: str
 
 
