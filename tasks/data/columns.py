@@ -168,7 +168,7 @@ class _Sample:
 
     @property
     def is_nested(self) -> bool:
-        return any(isinstance(value, (list, dict, bytes)) for value in self.present)
+        return not {list, dict, bytes}.isdisjoint(map(type, self.present))
 
     def are_numbers(self, mistakes: float = 0.0) -> bool:
         """Return whether all values are numbers, or all but the fraction ``mistakes``."""
@@ -369,7 +369,7 @@ def _kind(sample: _Sample, dataset: config.Table) -> _Guess:
         return _Guess("ignore", "no values")
     if distinct == 1 and len(values) > 1 and len(present) == len(values):
         return _Guess("ignore", "the same in all rows")
-    if told and not any(isinstance(value, bool) for value in told):
+    if told and bool not in map(type, told):
         if all(isinstance(value, str) and COMPACT_DATE.fullmatch(value) for value in told) and (
             _share_of_dates(told, "%Y%m%d") == 1
         ):
@@ -380,9 +380,7 @@ def _kind(sample: _Sample, dataset: config.Table) -> _Guess:
             return _Guess("datetime", "; ".join(sample.absent()))
         if (form := _format_of(sample, dataset)) is not None:
             return _Guess("datetime", "; ".join([f"written as {form}", *sample.absent()]), form)
-    texts: Counter[str] = Counter()
-    for value, times in Counter(present).items():
-        texts[cells.spelled(value)] += times
+    texts = _spellings(present)
     if sum(texts[text] for text in texts if PICTURES.fullmatch(text)) >= (1 - MISTAKES) * len(present):
         return _Guess("image")
     unspaced = {text: UNSPACED_CHARACTER.sub(" x ", text) for text in texts}
@@ -403,8 +401,9 @@ def _kind(sample: _Sample, dataset: config.Table) -> _Guess:
         return _Guess("category", f"names of splits: --set dataset.split_column={name} uses them")
     words = [value for value in told if isinstance(value, str)]
     words = words[:: 1 + len(words) // SAMPLE]
-    numeric = sum(replace(sample, told=[word]).are_numbers() for word in words) / max(1, len(words))
-    return _Guess("category", f"{numeric:.0%} of its values are numbers" if numeric > 0.5 else "")
+    numeric = sum(n for word, n in Counter(words).items() if replace(sample, told=[word]).are_numbers())
+    share = numeric / max(1, len(words))
+    return _Guess("category", f"{share:.0%} of its values are numbers" if share > 0.5 else "")
 
 
 def _kind_of_numbers(sample: _Sample, dataset: config.Table) -> _Guess:
@@ -489,9 +488,17 @@ def _share_of_dates(texts: Sequence[str], form: str) -> float:
     return sum(_date(text, form) is not None for text in texts) / len(texts)
 
 
+def _spellings(values: Iterable[Any]) -> Counter[str]:
+    """Return how often each text occurs, each value as ``cells.spelled`` returns it."""
+    found: Counter[str] = Counter()
+    for value, times in Counter(values).items():
+        found[cells.spelled(value)] += times
+    return found
+
+
 def _notes_on_categories(sample: _Sample, dataset: config.Table) -> list[str]:
     """Return notes about words that are read as missing, and about values that differ only in case or spaces."""
-    texts = Counter(cells.spelled(value) for value in sample.values if isinstance(value, str))
+    texts = _spellings(value for value in sample.values if isinstance(value, str))
     notes = [
         f"{texts[text]:,} of {len(sample.values):,} rows of '{sample.name}' are '{text}', read as missing; to keep it "
         f"as a value: --set \"dataset.not_missing=['{text}']\""

@@ -29,7 +29,8 @@ def _constant(data: Data, split: str) -> npt.NDArray[np.bool_]:
         first, constant = 0, np.zeros(len(found), bool)
         for block in data.blocks(split, name):
             if data.prepared.features[name].kind == "number":  # One number alone is as good as any other.
-                own = (block == block[:, :1]).all(axis=1) & (block.shape[1] > 1)
+                own = (block[:, 0] == block[:, -1]) & (block.shape[1] > 1)
+                own[own] = (block[own] == block[own, :1]).all(axis=1)  # Few rows are left.
             else:  # 0 stands for nothing, 1 for what the training split does not have.
                 own = (block <= 1).all(axis=1)
             constant[first : first + len(own)] = own

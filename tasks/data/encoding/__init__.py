@@ -182,11 +182,12 @@ class Encoder:
     ) -> npt.NDArray[np.uint8]:
         (column,), shape = [one["name"] for one in feature["columns"]], tuple(feature["shape"])
         values = cells.rows_of(table[column])
+        missing = cells.is_missing(values).tolist()
 
         def decoded(place: tuple[int, Any]) -> npt.NDArray[np.uint8]:
             """Return the image of a row, zeros for a missing one."""
             row, value = place
-            if isinstance(value, str | type(None) | float) and cells.is_missing([value]).any():
+            if missing[row]:
                 return np.zeros(shape, np.uint8)
             is_named = named_in is not None or isinstance(value, Path)
             formats = self._formats_by_name if is_named else FORMATS
