@@ -16,10 +16,10 @@ import pandas as pd
 
 from tasks import config
 from tasks.data.encoding.cells import MISSING_TEXTS, NO_NUMBER, Values, Wanted, open_parquet, spelled, values_of
-from tasks.data.encoding.inputs import names_of, noted, parsed_json
+from tasks.data.encoding.inputs import codec_of, names_of, noted, parsed_json
 from tasks.system import background
 from tasks.system.errors import UserError, cut, listed
-from tasks.system.files import is_encoding, is_utf8
+from tasks.system.files import is_encoding
 
 CHUNK_ROWS = 65_536
 KEPT_BYTES = 192 * 2**20
@@ -54,7 +54,7 @@ class TableFile:
         self.folder, self.suffix = self.path.parent, self.path.suffix.lower().replace(".ndjson", ".jsonl")
         if not is_encoding(dataset.encoding):
             raise UserError(f"dataset.encoding = '{dataset.encoding}': no such encoding. Allowed: utf-8, latin-1 ...")
-        self._encoding = "utf-8-sig" if is_utf8(dataset.encoding) else dataset.encoding
+        self._encoding = codec_of(dataset.encoding)
         self._quoting: Literal[0, 3] = csv.QUOTE_NONE if dataset.quoting == "none" else csv.QUOTE_MINIMAL
         self._kept: list[Chunk] = []
         self.header_lines = 0
@@ -176,7 +176,7 @@ class TableFile:
         which are read as texts.
         """
         numbers = [name for name, how in wanted.items() if how == "number"]
-        others = wanted.keys() - set(numbers)
+        others = wanted.keys() - set(numbers) - codes
         with contextlib.suppress(pd.errors.EmptyDataError), self._open() as file:
             for _ in range(self.header_lines):  # With skiprows, pandas takes half as long again.
                 file.readline()
@@ -196,7 +196,7 @@ class TableFile:
                 low_memory=False,
             )
             for frame in islice(frames, done, None):
-                if inferred := {name for name in others if not pd.api.types.is_string_dtype(frame[name].dtype)}:
+                if inferred := {name for name in others if not isinstance(frame[name].dtype, pd.StringDtype)}:
                     yield from self._read_csv(wanted, chunk_rows, codes | inferred, done)
                     return
                 truths = [name for name in numbers if frame[name].dtype in (bool, object)]
@@ -373,7 +373,7 @@ def _delimiter(lines: Sequence[str]) -> str:
 def is_ascii_based(encoding: str) -> bool:
     """Return whether each byte below 128 is an ASCII character in this encoding."""
     try:
-        return is_utf8(encoding) or bytes(range(128)).decode(encoding) == "".join(map(chr, range(128)))
+        return bytes(range(128)).decode(encoding) == "".join(map(chr, range(128)))
     except UnicodeError:
         return False
 

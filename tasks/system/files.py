@@ -1,6 +1,5 @@
 """Files: written whole or not at all, known by their hash; what may be removed, and what cannot be written."""
 
-import codecs
 import contextlib
 import errno
 import fcntl
@@ -121,15 +120,6 @@ def is_encoding(name: str) -> bool:
         return "".encode(name) is not None
     except (LookupError, ValueError):  # `undefined` is one of Python's own that encodes nothing.
         return False
-
-
-def is_utf8(encoding: str) -> bool:
-    """Return whether an encoding is UTF-8, which has many names.
-
-    Raises:
-        LookupError: there is no such encoding.
-    """
-    return codecs.lookup(encoding).name == "utf-8"
 
 
 def is_locked(path: Path) -> bool:

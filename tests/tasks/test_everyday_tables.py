@@ -337,7 +337,14 @@ def test_percents_beside_fractions_are_counted():
 
 
 @pytest.mark.parametrize(
-    "texts", [["01067", "1067", "00123", "123"], ["1.50", "1.5", "7", "+7"], ["TRUE", "FALSE"], ["1e5", "100000"]]
+    "texts",
+    [
+        ["01067", "1067", "00123", "123"],
+        ["1.50", "1.5", "7", "+7"],
+        ["TRUE", "FALSE"],
+        ["1e5", "100000"],
+        ["00340434161094042557", "99340434161094042557123", "01067"],
+    ],
 )
 @pytest.mark.parametrize("later", [False, True], ids=["whole", "after words"])
 def test_codes_stay_as_they_are_written(texts, later, monkeypatch):

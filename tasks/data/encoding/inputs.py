@@ -108,6 +108,11 @@ class Wanted:
         return f"files of lines of text, folders of texts, {tables}" if self.takes_lines else tables
 
 
+def codec_of(encoding: str) -> str:
+    """Return the codec of a text file; for UTF-8 it drops the byte order mark that Windows writes."""
+    return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
+
+
 def has_foreign_bytes(text: str) -> bool:
     """Return whether a text has bytes of another encoding, which ``surrogateescape`` keeps as surrogates."""
     return not text.isascii() and any("\udc80" <= sign <= "\udcff" for sign in text)
@@ -132,19 +137,15 @@ class Reader:
     """The most characters of a CSV value: an unclosed quote turns the rest of the file into one value."""
 
     @property
-    def _codec(self) -> str:
-        """The codec of texts; for UTF-8 it drops the byte order mark that Windows writes."""
-        return "utf-8-sig" if codecs.lookup(self.encoding).name == "utf-8" else self.encoding
-
-    @property
     def _contradiction(self) -> str:
         """Why a text with bytes of another encoding is broken."""
         return f"is not {self.encoding}: set its encoding, such as --encoding latin-1"
 
     def _codec_of(self, start: bytes) -> str:
         """Return the codec of a text that begins with these bytes: UTF-16 has a byte order mark."""
-        is_utf16 = self._codec == "utf-8-sig" and start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        return "utf-16" if is_utf16 else self._codec
+        codec = codec_of(self.encoding)
+        is_utf16 = codec == "utf-8-sig" and start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        return "utf-16" if is_utf16 else codec
 
     def _open_text(self, file: "io.BufferedReader[Any]") -> io.TextIOWrapper:
         """Return the text of a file; a byte of another encoding breaks only its own row."""
