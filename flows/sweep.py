@@ -28,7 +28,7 @@ from tasks import config, records, sweeps
 from tasks.operations import dvc_data, pipeline, preconditions
 from tasks.process import client
 from tasks.process import stages as processes
-from tasks.records import Limits, PreparedDataset, Run, Sweep, SweepPlan, SweepProgress, TrainingResult, Trial
+from tasks.records import Limits, PreparedDataset, Run, Sweep, SweepPlan, TrainingResult, Trial
 from tasks.reports.sweep import short_names, sweep_outcome, text_of
 from tasks.runs import locks, outcome
 from tasks.system.errors import Interrupted, StratagemError, UserError
@@ -92,9 +92,9 @@ def _sweep(
         print(f"continuing sweep {run.run_id}; --fresh starts a new one", file=sys.stderr)
     run_lock.note(run_id=run.run_id)
     with pipeline.finishing(settings, run):
-        progress = outcome.load_readable(run, SweepProgress)
-        done = list(progress.trials) if progress is not None else []
-        train_all(Search(space, prepared, run, Event()), done, number, plan.parallel)
+        with sweeps.Trials(config.project_root() / run.folder, space) as kept:
+            train_all(Search(space, prepared, run, Event()), kept, number, plan.parallel)
+            done = kept.all()
         result = summarise(space, plan, run, prepared, done, time.perf_counter() - began)
         processes.report_sweep(settings, run=run, sweep=result)
         if result.best is None:
@@ -145,10 +145,6 @@ class Search:
     stopped: Event
     """Set when no further stage may start."""
 
-    def save(self, trials: Sequence[Trial]) -> None:
-        """Save the trials so far."""
-        outcome.save(self.parent, SweepProgress(trials=tuple(trials)))
-
     def check_going_on(self) -> None:
         """
         Raises:
@@ -158,44 +154,47 @@ class Search:
             raise Interrupted("the sweep was stopped")
 
 
-def train_all(search: Search, trials: list[Trial], number: int, parallel: int) -> None:
+def train_all(search: Search, trials: sweeps.Trials, number: int, parallel: int) -> None:
     """Train until ``trials`` holds ``number`` trials, including those of an earlier start; ``parallel`` at a time.
 
     Raises:
         Interrupted: the sweep was stopped; the same command resumes the trials that were training.
         UserError: another process trains one of the trials.
     """
-    folder = config.project_root() / search.parent.folder
     # Each thread keeps its stage process from trial to trial.
     with ThreadPoolExecutor(parallel, thread_name_prefix="trial") as workers:
-        while (batch := sweeps.next_batch(trials, number, parallel)) is not None:
-            while len(trials) < batch.stop:
-                params = sweeps.next_params(search.space, trials, batch.start)
-                trials.append(Trial(number=len(trials), state="running", params=params))
-            search.save(trials)
-            _train_batch(search, trials, batch, workers)
-            sweeps.publish(search.space, trials, folder)
-    sweeps.publish(search.space, trials, folder)
+        while (batch := sweeps.next_batch(known := trials.all(), number, parallel)) is not None:
+            while len(known) < batch.stop:
+                params = sweeps.next_params(search.space, known, batch.start)
+                known.append(trials.begin(params))
+            _train_batch(search, trials, known[: batch.start], known[batch.start :], workers)
     client.stop_other_threads()
 
 
-def _train_batch(search: Search, trials: list[Trial], batch: range, workers: ThreadPoolExecutor) -> None:
-    """Train the trials of a batch that have not ended, and save each when it ends."""
+def _train_batch(
+    search: Search,
+    trials: sweeps.Trials,
+    before: Sequence[Trial],
+    batch: Sequence[Trial],
+    workers: ThreadPoolExecutor,
+) -> None:
+    """Train the trials of a batch that have not ended, and write each when it ends."""
+    done = {one.number: one for one in [*before, *batch] if one.state != "running"}
     copies: list[tuple[Trial, int]] = []
     todo: list[tuple[Trial, Limits]] = []
-    for one in trials[batch.start : batch.stop]:
-        if one.state != "running":
+    for one in batch:
+        if one.number in done:
             continue
-        same = next(other.number for other in trials if other.params == one.params)
+        same = next((other.number for other in [*before, *batch] if other.params == one.params), one.number)
         if same < one.number:
             copies.append((one, same))
         else:
-            todo.append((one, sweeps.limits(search.space, one, trials[: batch.start])))
+            todo.append((one, sweeps.limits(search.space, one, before)))
 
     def keep(ended: Trial) -> None:
-        trials[ended.number] = ended
-        search.save(trials)
-        tell(search, ended, trials)
+        trials.end(ended)
+        done[ended.number] = ended
+        tell(search, ended, list(done.values()))
 
     running = {workers.submit(contextvars.copy_context().run, trial, search, one, limits) for one, limits in todo}
     try:
@@ -210,7 +209,7 @@ def _train_batch(search: Search, trials: list[Trial], batch: range, workers: Thr
             _, running = wait(running, ASK_AGAIN_SECONDS)
         raise
     for one, same in copies:
-        result = trials[same].model_dump(include={"state", "value", "values", "reason"})
+        result = done[same].model_dump(include={"state", "value", "values", "reason"})
         keep(one.model_copy(update={**result, "same_as": same}))
 
 

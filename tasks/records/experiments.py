@@ -172,12 +172,6 @@ class Trial(Record):
     seconds: float | None = None
 
 
-class SweepProgress(Record):
-    """The trials of a running sweep. A sweep that was killed continues from here."""
-
-    trials: tuple[Trial, ...]
-
-
 class SweepPlan(Record):
     """What two sweeps must share so that their trials have the same parameters."""
 

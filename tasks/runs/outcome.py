@@ -19,7 +19,6 @@ from tasks.records import (
     RunStatus,
     RunSummary,
     SweepPlan,
-    SweepProgress,
     TrainingResult,
 )
 from tasks.system.errors import UserError
@@ -36,7 +35,6 @@ FILES: dict[type[records.Record], str] = {
     Reproduction: "records/reproduction.json",
     ComparisonProgress: "records/progress.json",
     SweepPlan: "records/plan.json",
-    SweepProgress: "records/trials.json",
     Limits: "records/limits.json",
     NonFinite: "records/nonfinite.json",
     Pruned: "records/pruned.json",

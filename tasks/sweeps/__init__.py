@@ -3,6 +3,7 @@ sweep (`study`)."""
 
 from tasks.sweeps.space import Space, load, spaces
 from tasks.sweeps.study import (
+    Trials,
     best_of,
     find_sweep,
     importance,
@@ -11,6 +12,5 @@ from tasks.sweeps.study import (
     next_batch,
     next_params,
     plan_of,
-    publish,
     run_of,
 )  # fmt: skip

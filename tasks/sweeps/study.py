@@ -4,9 +4,10 @@ A suggestion is a function of the space, the seed, the trial's number and the ea
 sampler with a seed derived from both numbers. A shared sampler would have another state after a restart, so a killed
 sweep would have other trials than an uninterrupted one.
 
-The record ``records/trials.json`` keeps the trials. ``optuna.db`` in the sweep's folder is for Optuna's own tools, such
-as its dashboard; each batch is added when it has ended. It is on SQLite instead of Optuna's journal: a process
-that is killed while it appends to the journal leaves an incomplete line, after which Optuna 5.0.0 cannot append again.
+The trials are in an Optuna database, ``optuna.db`` in the sweep's folder, on SQLite instead of Optuna's journal: a
+process that is killed while it appends to the journal leaves an incomplete line, after which Optuna 5.0.0 cannot append
+again. SQLite's writes are atomic. Only the process that holds the sweep's lock writes; others, such as Optuna's
+dashboard, may read.
 
 Trials are pruned by successive halving (ASHA; Li et al., 2020) with the brackets of Hyperband (Li et al., 2018).
 Optuna's own pruners query their study during a training, so their decisions depend on the progress of other trainings,
@@ -18,10 +19,10 @@ import contextlib
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import optuna
 from optuna.importance import FanovaImportanceEvaluator, get_param_importances
@@ -33,10 +34,12 @@ from tasks import config
 from tasks.records import Limits, PreparedDataset, Run, SweepPlan, Trial
 from tasks.runs import entries, lineage, outcome, resume
 from tasks.sweeps.space import Halving, Range, Space
-from tasks.system.errors import UserError, shown
+from tasks.system.errors import UserError, one_line, shown
 
 FILE = "optuna.db"
 STUDY = "sweep"
+WHOLE = "trial"
+"""The user attribute with the whole record of a trial that has ended; Optuna's own fields are for its dashboard."""
 SAMPLER = f"TPE of Optuna {version('optuna')}"
 RANDOM_TRIALS = 10
 """The number of random trials before TPE's suggestions."""
@@ -87,10 +90,8 @@ def next_params(space: Space, known: Sequence[Trial], first: int) -> dict[str, A
     own = int.from_bytes(hashlib.sha256(f"{space.file.seed} {len(known)}".encode()).digest()[:4], "big")
     sampler = TPESampler(seed=own, n_startup_trials=RANDOM_TRIALS, constant_liar=True, multivariate=True)
     with _quiet():
-        params = _study(space, seen, sampler).ask(space.distributions).params
-    return {
-        key: params[key] if isinstance(one, Range) else json.loads(params[key]) for key, one in space.parameters.items()
-    }
+        asked = _study(space, seen, sampler).ask(space.distributions)
+    return _decode(space, asked.params)
 
 
 def rungs(pruner: Halving, epochs: int) -> list[int]:
@@ -120,22 +121,53 @@ def limits(space: Space, trial: Trial, before: Sequence[Trial]) -> Limits:
     return Limits(metric=space.metric, lower_is_better=lower, by_epoch=found)
 
 
-def publish(space: Space, trials: Sequence[Trial], folder: Path) -> None:
-    """Add the ended trials that it lacks to the database in a sweep's folder; write it again if it is damaged."""
-    path = folder / FILE
-    try:  # A process that is killed in the middle leaves a database that the next one completes.
-        _add_missing(space, trials, path)
-    except Exception:  # SQLAlchemy's, sqlite3's, Optuna's own, KeyError.
-        path.unlink(missing_ok=True)
-        _add_missing(space, trials, path)
+class Trials:
+    """The trials of a sweep; each is saved when it begins and when it has ended."""
 
+    def __init__(self, folder: Path, space: Space) -> None:
+        """
+        Raises:
+            UserError: the database is damaged, or has another version of Optuna.
+        """
+        self._space, path = space, folder / FILE
+        try:  # A process that is killed in the middle leaves a database that the next one completes.
+            self._storage = RDBStorage(f"sqlite:///{path}")
+            self._study = optuna.create_study(
+                storage=self._storage, study_name=STUDY, direction=_direction(space), load_if_exists=True
+            )
+        except Exception as error:  # SQLAlchemy's, sqlite3's, Optuna's own, KeyError.
+            raise UserError(f"{path} cannot be read ({one_line(error)[:200]}): use --fresh for a new sweep") from None
 
-def _add_missing(space: Space, trials: Sequence[Trial], path: Path) -> None:
-    storage = RDBStorage(f"sqlite:///{path}")
-    try:
-        _study(space, trials, storage=storage)
-    finally:
-        storage.engine.dispose()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._storage.engine.dispose()
+
+    def all(self) -> list[Trial]:
+        """Return the trials so far, in the order of their numbers."""
+        return [self._trial(one) for one in self._study.get_trials(deepcopy=False)]
+
+    def begin(self, params: Mapping[str, Any]) -> Trial:
+        """Add a trial with these parameters."""
+        trial = Trial(number=len(self._study.get_trials(deepcopy=False)), state="running", params=dict(params))
+        self._study.add_trial(_frozen(self._space, trial))
+        return trial
+
+    def end(self, trial: Trial) -> None:
+        """Save the outcome of a trial. If the process dies in between, the next one writes the same values again."""
+        study_id = self._storage.get_study_id_from_name(STUDY)
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
+        for epoch, value in enumerate(trial.values, start=1):
+            self._storage.set_trial_intermediate_value(trial_id, epoch, value)
+        self._storage.set_trial_user_attr(trial_id, WHOLE, trial.model_dump_json())
+        values = [trial.value] if trial.value is not None and trial.state != "failed" else None
+        self._storage.set_trial_state_values(trial_id, STATES[trial.state], values)
+
+    def _trial(self, kept: FrozenTrial) -> Trial:
+        if kept.state.is_finished():
+            return Trial.model_validate_json(kept.user_attrs[WHOLE])
+        return Trial(number=kept.number, state="running", params=_decode(self._space, kept.params))
 
 
 def importance(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
@@ -149,15 +181,9 @@ def importance(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
     return {name: float(share) for name, share in found.items()}
 
 
-def _study(
-    space: Space, trials: Sequence[Trial], sampler: TPESampler | None = None, storage: RDBStorage | None = None
-) -> optuna.Study:
-    """Return a study with these trials, or the one in a storage after adding those that it lacks."""
-    direction: Literal["minimize", "maximize"] = "minimize" if space.lower_is_better else "maximize"
-    study = optuna.create_study(
-        study_name=STUDY, direction=direction, sampler=sampler, storage=storage, load_if_exists=True
-    )
-    study.add_trials([_frozen(space, one) for one in trials[len(study.get_trials(deepcopy=False)) :]])
+def _study(space: Space, trials: Sequence[Trial], sampler: TPESampler | None = None) -> optuna.Study:
+    study = optuna.create_study(direction=_direction(space), sampler=sampler)
+    study.add_trials([_frozen(space, one) for one in trials])
     return study
 
 
@@ -173,6 +199,17 @@ def _frozen(space: Space, trial: Trial) -> FrozenTrial:
         distributions=space.distributions,
         intermediate_values=dict(enumerate(trial.values, start=1)),
     )
+
+
+def _decode(space: Space, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trial's parameters in the spelling of ``--set``, in the order of the space."""
+    return {
+        key: params[key] if isinstance(one, Range) else json.loads(params[key]) for key, one in space.parameters.items()
+    }
+
+
+def _direction(space: Space) -> Literal["minimize", "maximize"]:
+    return "minimize" if space.lower_is_better else "maximize"
 
 
 @contextlib.contextmanager

@@ -308,44 +308,40 @@ def test_a_trial_is_given_up_at_the_first_limit_that_it_misses():
 # Where they are kept
 
 
-def studied(folder):
-    """Return number, state, value, and the value after each epoch, of the trials that Optuna's own tools find."""
-    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder / 'optuna.db'}")
+def test_the_store_gives_back_what_it_was_told(space, tmp_path):
+    with sweeps.Trials(tmp_path, space) as kept:
+        assert kept.all() == []
+        begun = [kept.begin(one.params) for one in searched(space, 5)]
+        assert kept.all() == begun
+        ended = [
+            end(begun[0]), end(begun[1]), end(begun[2]),
+            begun[3].model_copy(update={"state": "failed", "reason": "it broke", "run_id": "r"}),
+        ]  # fmt: skip
+        for one in ended:
+            kept.end(one)
+    with sweeps.Trials(tmp_path, space) as kept:
+        assert kept.all() == [*ended, begun[4]]
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path / 'optuna.db'}")
+    assert study.best_trial.number == sweeps.best_of(ended, True).number
+    assert study.trials[2].intermediate_values == {1: ended[2].value}
     study._storage._backend.engine.dispose()
-    return study, [(one.number, one.state.name, one.value, one.intermediate_values) for one in study.trials]
 
 
-def test_optunas_own_tools_find_the_trials(space, tmp_path):
-    trials = searched(space, 5)
-    trials[3] = Trial(number=3, state="failed", params=trials[3].params, reason="it broke", run_id="r")
-    sweeps.publish(space, trials[:3], tmp_path)
-    sweeps.publish(space, trials, tmp_path)
-    study, found = studied(tmp_path)
-    assert found == [
-        (0, "COMPLETE", trials[0].value, dict(enumerate(trials[0].values, 1))),
-        (1, "COMPLETE", trials[1].value, dict(enumerate(trials[1].values, 1))),
-        (2, "PRUNED", trials[2].value, {1: trials[2].value}),
-        (3, "FAIL", None, {}),
-        (4, "COMPLETE", trials[4].value, dict(enumerate(trials[4].values, 1))),
-    ]
-    assert study.best_trial.number == sweeps.best_of(trials, True).number
-    sweeps.publish(space, trials, tmp_path)
-    assert studied(tmp_path)[1] == found, "none twice"
-
-
-def test_a_database_whose_process_died_while_it_made_it_is_completed(space, tmp_path):
-    sweeps.publish(space, [], tmp_path)
+def test_a_store_whose_process_died_while_it_made_it_is_completed(space, tmp_path):
+    with sweeps.Trials(tmp_path, space):
+        pass
     with contextlib.closing(sqlite3.connect(tmp_path / "optuna.db")) as half, half:
         tables = ("version_info", "alembic_version", "studies", "study_directions")
         half.executescript("DROP TABLE trial_values;" + "".join(f"DELETE FROM {table};" for table in tables))
-    sweeps.publish(space, searched(space, 2), tmp_path)
-    assert len(studied(tmp_path)[1]) == 2
+    with sweeps.Trials(tmp_path, space) as kept:
+        kept.begin(searched(space, 1)[0].params)
+        assert len(kept.all()) == 1
 
 
-def test_a_damaged_database_is_written_again(space, tmp_path):
+def test_a_damaged_store_is_refused(space, tmp_path):
     (tmp_path / "optuna.db").write_bytes(b"no database" * 1000)
-    sweeps.publish(space, searched(space, 2), tmp_path)
-    assert len(studied(tmp_path)[1]) == 2
+    with pytest.raises(UserError, match=r"optuna.db cannot be read .*use --fresh for a new sweep"):
+        sweeps.Trials(tmp_path, space)
 
 
 # A sweep of before
