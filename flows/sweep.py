@@ -31,6 +31,7 @@ from tasks.process import stages as processes
 from tasks.records import Limits, PreparedDataset, Run, Sweep, SweepPlan, TrainingResult, Trial
 from tasks.reports.sweep import short_names, sweep_outcome, text_of
 from tasks.runs import locks, outcome
+from tasks.system import units
 from tasks.system.errors import Interrupted, StratagemError, UserError
 
 ASK_AGAIN_SECONDS = 10.0
@@ -271,8 +272,8 @@ def judged(space: sweeps.Space, settings: config.Settings, run: Run, trained: Tr
     limits = outcome.load(run, Limits)
     if limits is not None and (missed := limits.missed(values)) is not None:
         why = (
-            f"{Trial.pruned_because} {missed}: {space.metric} {values[missed - 1]:.4f}, and the limit from "
-            f"earlier trials was {limits.by_epoch[missed]:.4f}"
+            f"{Trial.pruned_because} {missed}: {space.metric} {units.metric(values[missed - 1])}, and the limit "
+            f"from earlier trials was {units.metric(limits.by_epoch[missed])}"
         )
         return {"state": "pruned", "value": values[-1], "values": values, "reason": why}
     better = min if space.lower_is_better else max
@@ -284,8 +285,8 @@ def tell(search: Search, ended: Trial, done: Sequence[Trial]) -> None:
     """Print a line for a trial that has ended, with the best so far."""
     best = sweeps.best_of(done, search.space.lower_is_better)
     how = f"as trial {ended.same_as}" if ended.same_as is not None else ended.state
-    value = "-" if ended.value is None else f"{ended.value:.4f}"
-    so_far = "" if best is None else f"  best {best.value:.4f}, trial {best.number}"
+    value = units.metric(ended.value)
+    so_far = "" if best is None else f"  best {units.metric(best.value)}, trial {best.number}"
     print(f"trial {ended.number:>3}  {how:<9} {value}{so_far}", file=sys.stderr)
     names = short_names(list(ended.params))
     shown = ", ".join(f"{name} {text_of(one)}" for name, one in zip(names, ended.params.values(), strict=True))

@@ -17,7 +17,7 @@ from tasks.records import EvaluationResult, Judgement, PreparedDataset, Register
 from tasks.runs import entries, lineage, outcome
 from tasks.serving import loaded_back
 from tasks.serving.loaded_back import Loader
-from tasks.system import files
+from tasks.system import files, units
 from tasks.system.errors import StratagemError, UserError
 from tasks.tracking import trained_models
 from tasks.tracking.copier import copy_model
@@ -133,7 +133,7 @@ def _why_not_registered(
         return f"the evaluation did not measure {metric}: {_commands_again(run, f'--set register.metric={metric}')}"
     lower = metrics.better(metric) == "lower"
     passed = section.minimum is None or (value <= section.minimum if lower else value >= section.minimum)
-    return None if passed else f"{metric} = {value:.4f} does not reach register.minimum = {section.minimum}"
+    return None if passed else f"{metric} = {units.metric(value)} does not reach register.minimum = {section.minimum}"
 
 
 def _tags(

@@ -186,7 +186,8 @@ def export(
     }
     if result.metrics and result.keras_metrics:
         name = next(f"test/{name}" for name in HEADLINES.values() if f"test/{name}" in result.metrics)
-        rows["rounded"] = f"{name} {result.metrics[name]:.4f}, Keras' {result.keras_metrics[name]:.4f}"
+        ours, keras = units.metric(result.metrics[name]), units.metric(result.keras_metrics[name])
+        rows["rounded"] = f"{name} {ours}, Keras' {keras}"
     tables.print_rows(rows)
     print(result.folder)  # On its own line, to be copied.
 

@@ -41,8 +41,9 @@ def _print_addresses(last: str) -> None:
     for one in state.services if state else ():
         if one.address:
             print(f"{one.name:9}{one.address}", flush=True)
-        for address in servers.runs_links(one.address, operation.private_key()) if one.name == "mlflow" else ():
-            print(f"runs     {address}", flush=True)
+        if one.name == "mlflow" and one.address:
+            for name, address in servers.runs_links(one.address, operation.private_key()).items():
+                print(f"runs     {address} ({name})", flush=True)
     print("password in mlruns/up/key, as user:password", flush=True)
     print("shell    source mlruns/up/environment", flush=True)
     if operation.removed_file().exists():
@@ -63,7 +64,8 @@ def down() -> None:
 def status() -> Result:
     """Show what is running, waiting and scheduled.
 
-    Also shows the progress of each training, the last result, and what failed in the last 24 hours.
+    Also shows the progress of each training, the last result, and what failed or was stopped in the last 24
+    hours.
 
     The exit code is 0 if everything that `stratagem up` starts is running, else 1.
     """
@@ -76,15 +78,16 @@ def status() -> Result:
     elif found["pid"] is None:
         print("It is starting.")
     else:
-        print(f"up since {found['since']}, process {found['pid']}, {found['phase']}")
+        print(f"up since {format_moment(found['since'])}, process {found['pid']}, {found['phase']}")
         for one in found["services"]:
             how = "answers" if one["answers"] else "runs, does not answer" if one["runs"] else "is starting"
             count = "once" if one["restarts"] == 1 else f"{one['restarts']} times"
             again = f", restarted {count} (last: {one['last_end']})" if one["restarts"] else ""
             print(f"  {one['name']:9}{how:23}{one['address'] or one['log']}{again}")
         for one in found["deployments"]:
-            when = f"next {one['next']}" if one["next"] else "scheduled" if one["scheduled"] else "on request"
-            when = "paused" if one["paused"] else when
+            when = "paused" if one["paused"] else "scheduled" if one["scheduled"] else "on request"
+            if one["next"] and not one["paused"]:
+                when = f"next {format_moment(one['next'])}"
             print(f"  {one['name']:20}{when}")
     for title in ("training", "waiting"):
         for one in found[title][:MOST_LISTED]:
@@ -95,10 +98,12 @@ def status() -> Result:
         left = f", about {units.duration(one['seconds_left'])} left" if one["seconds_left"] is not None else ""
         print(f"  running  {one['name']}, epoch {one['epoch']} of {one['epochs']}{left}")
     if (latest := found["runs"]["latest"]) is not None:
-        result = f", {latest['headline']} {latest['metrics'][latest['headline']]:.4f}" if latest["headline"] else ""
+        name = latest["headline"]
+        result = f", {name} {units.metric(latest['metrics'][name])}" if name else ""
         print(f"  finished {latest['name']}{result}, {format_moment(latest['ended'])}")
-    for name, reason in found["runs"]["failed"].items():
-        print(f"  failed   {name}, {reason}")
+    for how in ("stopped", "failed"):
+        for name, reason in found["runs"][how].items():
+            print(f"  {how:9}{name}, {reason}")
     for one in found["failed"]:
         print(f"  failed   {one['name']}, {one['state']}: {one['reason']}, flow run {one['id']}")
     if found["lost_notice"]:

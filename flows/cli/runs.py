@@ -82,7 +82,9 @@ def _print_lines(lines: "Iterable[RunLine]", sort: str | None) -> None:
     for line in lines:
         name = metric or line.headline
         value = line.metrics.get(name) if name else None
-        cell = "-" if value is None else f"{value:.4f}" if same else f"{(name or '').removeprefix('test/')} {value:.4f}"
+        cell = units.metric(value)
+        if name and value is not None and not same:
+            cell = f"{name.removeprefix('test/')} {cell}"
         rows.append(
             (
                 line.run_id[:SHORT],
@@ -136,7 +138,7 @@ def print_details(found: "RunDetails") -> None:
         "ended": line.ended,
         **run_rows(record, found.training, found.evaluated, found.registered),
         "examples/s": _speed(line.examples_per_second),
-        **{name: f"{value:.4f}" for name, value in line.metrics.items()},
+        **{name: units.metric(value) for name, value in line.metrics.items()},
         "seconds": ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in found.seconds.items()),
         "flow run": record.flow_run_id,
         kind_of_parent(line.parent_run_id or ""): line.parent_run_id,
@@ -198,7 +200,7 @@ def print_difference(found: "RunDifference") -> None:
         for run_id, side in ((found.first, "first"), (found.second, "second")):
             if all(getattr(one, side) is None for one in found.metrics.values()):
                 unlike = f"{run_id[:SHORT]} was not evaluated (stratagem evaluate {run_id[:SHORT]})"
-        print_text(f"\ntest metrics, with 95 % intervals; {rows if found.same_test_rows else unlike}")
+        print_text(f"\ntest metrics, with 95% intervals; {rows if found.same_test_rows else unlike}")
         print_metrics(found.metrics, names)
 
 

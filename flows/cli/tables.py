@@ -83,7 +83,7 @@ def show_record(record: "Record", fields: tuple[str, ...]) -> Iterator["Record"]
     for field in fields:
         value = getattr(record, field)
         if isinstance(value, dict):
-            value = ", ".join(f"{name} {number:.4f}" for name, number in value.items())
+            value = ", ".join(f"{name} {units.metric(number)}" for name, number in value.items())
         elif isinstance(value, tuple):
             value = ", ".join(map(str, value))
         elif isinstance(value, Judgement):
@@ -134,8 +134,8 @@ def print_metrics(metrics: "Mapping[str, MetricPair]", names: tuple[str, str]) -
     rows = []
     for name, one in metrics.items():
         sides = ((one.first, one.first_interval), (one.second, one.second_interval))
-        values = ["-" if value is None else f"{value:.4f}{_interval(ends)}" for value, ends in sides]
-        apart = "-" if one.difference is None else f"{one.difference:+.4f}{_interval(one.difference_interval, '+')}"
+        values = [f"{units.metric(value)}{_interval(ends)}" for value, ends in sides]
+        apart = f"{units.metric(one.difference, '+')}{_interval(one.difference_interval, '+')}"
         rows.append((name.removeprefix("test/"), *values, apart))
     print_table(("", *names, "difference"), rows)
 
@@ -146,7 +146,7 @@ def print_differences(names: tuple[str, str], rows: Mapping[str, tuple[object, o
 
 
 def _interval(ends: tuple[float, float] | None, sign: str = "") -> str:
-    return f"\n{ends[0]:{sign}.4f} to {ends[1]:{sign}.4f}" if ends is not None else ""
+    return f"\n{units.interval(*ends, sign)}" if ends is not None else ""
 
 
 def format_moment(moment: str) -> str:

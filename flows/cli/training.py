@@ -32,7 +32,7 @@ FOLDED = {
     "replicas": "repli-\ncas", "examples/s": "examples\n/s", "s per epoch": "s per\nepoch", "speed-up": "speed\nup",
     "efficiency": "effi.", "total, s": "total\ns", "start-up, s": "start\nup s", "ms a step": "ms a\nstep",
     "compute": "com-\npute", "collectives": "collec-\ntives", "input wait": "input\nwait", "peak MB": "peak\nMB",
-    "95 % interval": "95 %\ninterval",
+    "95% interval": "95%\ninterval",
 }  # fmt: skip
 """Headings in two short lines, so that the tables of a comparison fit into 80 columns."""
 STRATEGIES = option(

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from tasks import config, records
 from tasks.records import DataQuality, PreparedDataset, RunSummary
+from tasks.system import units
 from tasks.system.errors import UserError
 from tasks.system.network import without_secrets
 
@@ -107,7 +108,7 @@ def tell_result(summary: RunSummary, name: str) -> None:
     lines = [
         *([summary.judgement.told] if summary.judgement else []),
         *([summary.reason] if summary.reason else []),
-        *(f"{metric} {value:.4f}" for metric, value in summary.metrics.items() if metric.startswith("test/")),
+        *(f"{metric} {units.metric(value)}" for metric, value in summary.metrics.items() if metric.startswith("test/")),
         f"run {summary.run_id}, data version {summary.data_version}",
     ]
     tell("gate", f"{name}: {model} {verdict}", "\n".join(lines))

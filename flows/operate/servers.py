@@ -24,7 +24,6 @@ from tasks.system.network import unreachable_reason, without_userinfo
 
 VIEW = "stratagem"
 COLUMNS = [
-    "attributes.`Dataset`",
     *(f"metrics.`test/{name}`" for name in HEADLINES.values()),
     "metrics.`training/examples_per_second`",
 ]
@@ -193,8 +192,8 @@ def show_pages() -> None:
             time.sleep(0.2)
         if all(one.alive for one in servers):
             print(f"MLflow   {pages.address if pages else without_userinfo(tracking_store())}", flush=True)
-            for address in runs_links(pages.address, key) if pages else []:
-                print(f"Runs     {address}", flush=True)
+            for name, address in runs_links(pages.address, key).items() if pages else ():
+                print(f"Runs     {address} ({name})", flush=True)
             print(f"Prefect  {prefect.address}/runs", flush=True)
             user, _, password = key.partition(":")
             if pages:
@@ -206,12 +205,12 @@ def show_pages() -> None:
         raise StratagemError(f"a server stopped unexpectedly; see {log}")
 
 
-def runs_links(mlflow: str, key: str) -> list[str]:
-    """Return the URL of each experiment's table of runs with a column for the test metric, which MLflow's default table
-    lacks. The MLflow server keeps the columns as a tag of the experiment."""
+def runs_links(mlflow: str, key: str) -> dict[str, str]:
+    """Return the URL of each experiment's table of runs, by the experiment's name, with a column for the test metric,
+    which MLflow's default table lacks. The MLflow server keeps the columns as a tag of the experiment."""
     import requests  # Takes 0.05 s, which `stratagem status` need not wait for.
 
-    found, view = [], {"selectedColumns": COLUMNS, "orderByKey": "attributes.start_time", "orderByAsc": False}
+    found, view = {}, {"selectedColumns": COLUMNS, "orderByKey": "attributes.start_time", "orderByAsc": False}
     user, _, password = key.partition(":")
     with requests.Session() as session:
         session.auth = (user, password)
@@ -221,5 +220,6 @@ def runs_links(mlflow: str, key: str) -> list[str]:
                 continue  # MLflow's default experiment, which has no runs.
             tag = {"experiment_id": of, "key": f"mlflow.sharedViewState.{VIEW}", "value": json.dumps(view)}
             session.post(f"{mlflow}/api/2.0/mlflow/experiments/set-experiment-tag", json=tag, timeout=60)
-            found.append(f"{mlflow}/#/experiments/{of}/runs?workflowType=machine_learning&viewStateShareKey={VIEW}")
+            link = f"{mlflow}/#/experiments/{of}/runs?workflowType=machine_learning&viewStateShareKey={VIEW}"
+            found[experiment["name"]] = link
     return found

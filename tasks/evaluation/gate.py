@@ -27,6 +27,7 @@ from tasks.evaluation import evidence, slices
 from tasks.evaluation.predictions import Predictions
 from tasks.modeling import losses, metrics
 from tasks.records import HEADLINES, EvaluationResult, Judgement, PreparedDataset, Task
+from tasks.system import units
 from tasks.system.errors import UserError, listed, one_of
 
 ROUNDING = 1e-12
@@ -35,10 +36,10 @@ ROUNDING = 1e-12
 
 FLOORS, CEILINGS = "register.floors", "register.ceilings"
 HAS = {
-    "recall": "a recall of {:.4f}",
-    "accuracy": "an accuracy of {:.4f}",
-    "labels right": "{:.4f} of its labels right",
-    "mae": "a mean absolute error of {:.4g}",
+    "recall": "a recall of {}",
+    "accuracy": "an accuracy of {}",
+    "labels right": "{} of its labels right",
+    "mae": "a mean absolute error of {}",
 }
 """Phrases for a value measured on a part of the test split, by measure."""
 
@@ -190,7 +191,8 @@ def _limits_missed(
         if not within:  # NaN is not, either.
             may = "may have at most" if key == CEILINGS else "needs"
             said.append(
-                f"'{name}' has {HAS[measure].format(value)} among {count:,} examples and {may} {limits[name]:g}"
+                f"'{name}' has {HAS[measure].format(units.metric(value))} among {count:,} examples "
+                f"and {may} {limits[name]:g}"
             )
     known = {one.full_name for one in found}
     said += [f"these test rows have no slice '{name}'" for name in named if name not in known]
@@ -251,8 +253,9 @@ def _not_better(section: config.Register, found: Judgement) -> str | None:
 def _figures(section: config.Register, found: Judgement) -> str:
     low, high = found.interval or (0.0, 0.0)
     again = ", scored again," if found.scored_again else ""
-    both = f"{found.metric} {found.candidate:.4f} against {found.champion:.4f} of version {found.against}{again}"
-    interval = f"{section.confidence:.0%} interval {low:+.4f} to {high:+.4f}"
+    candidate, champion = units.metric(found.candidate), units.metric(found.champion)
+    both = f"{found.metric} {candidate} against {champion} of version {found.against}{again}"
+    interval = f"{section.confidence:.0%} interval {units.interval(low, high, '+')}"
     test = f"{found.test} p = {found.p_value:.2g}, {found.num_examples:,} test rows"
     how = "is better by" if (found.difference or 0.0) > 0 else "differs by"
-    return f"{both} {how} {found.difference:+.4f} ({interval}, {test})"
+    return f"{both} {how} {units.metric(found.difference, '+')} ({interval}, {test})"

@@ -20,7 +20,7 @@ COLUMNS = 30
 ROWS, PLACES = 1000, 100_000
 """The most test rows of a repeat, and the most numbers, categories and words in them, to limit the time."""
 DEVIATIONS = 2.262157
-"""The two-sided 95 % quantile of Student's t with 9 degrees of freedom."""
+"""The two-sided 95% quantile of Student's t with 9 degrees of freedom."""
 
 Predict = Callable[[Mapping[str, npt.NDArray[Any]]], npt.NDArray[Any]]
 """Takes features as prepared, each (n, *shape); returns the outputs, (n, num_outputs)."""

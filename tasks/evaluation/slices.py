@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tasks import config
 from tasks.data import prepared_data
 from tasks.records import Feature, PreparedDataset, Task
+from tasks.system import units
 
 if TYPE_CHECKING:
     from tasks.data.kinds import Metadata
@@ -226,7 +227,7 @@ def _by_metadata(name: str, column: "Metadata") -> Iterator[Slice]:
 
 
 def _number(value: float) -> str:
-    return f"{value:.4g}"
+    return units.number(value, 4)
 
 
 def day(value: float) -> str:

@@ -25,7 +25,7 @@ from tasks.process.child import run_command
 from tasks.records import Change, EvaluationResult, Reproduction, Run, TrainingResult
 from tasks.runs import entries, lineage, listing, locks, outcome, repository
 from tasks.strategies import engines
-from tasks.system import errors, machine, temporary
+from tasks.system import errors, machine, temporary, units
 from tasks.system.errors import StratagemError, UserError
 
 BACK, MATTERS, LOST = "restored", "matters", "cannot be restored"
@@ -327,7 +327,7 @@ def judge(run: Run, new: Run, settings: config.Settings, changes: list[Change]) 
     others = any(change.effect == MATTERS for change in changes)
     judged = {name: one for name, one in metrics.items() if one.first_interval is not None}
     outside = [
-        f"{name} {one.second if one.second is not None else float('nan'):.4f} is outside {low:.4f} to {high:.4f}"
+        f"{name} {units.metric(one.second)} is outside {units.interval(low, high)}"
         for name, one in judged.items()
         for low, high in [one.first_interval or (0.0, 0.0)]
         if one.second is None or not low <= one.second <= high

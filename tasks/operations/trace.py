@@ -20,7 +20,7 @@ from tasks.records import EvaluationResult, ExportedModel, Link, ModelVersion, P
 from tasks.runs import committed, lineage, outcome, repository
 from tasks.runs.entries import PLACES, find_runs, kind_of_parent
 from tasks.runs.listing import line_of, version_of
-from tasks.system import errors
+from tasks.system import errors, units
 from tasks.system.errors import StratagemError, UserError
 
 LEAST = 4
@@ -219,7 +219,7 @@ class Graph:
             return {} if (config.project_root() / name / "state.json").exists() else NOT_HERE
         if kind == "evaluation":
             evaluated = outcome.load_evaluation(self.runs[name.split("/")[2]])
-            figures = {metric: f"{value:.4f}" for metric, value in evaluated.metrics.items()}
+            figures = {metric: units.metric(value) for metric, value in evaluated.metrics.items()}
             return {"checkpoint": evaluated.checkpoint, **figures}
         if kind == "model version":
             version = self.versions[name]
@@ -244,7 +244,7 @@ class Graph:
             "strategy": f"{line.strategy} {line.loop}",
         }
         if line.headline is not None:
-            facts[line.headline] = f"{line.metrics[line.headline]:.4f}"
+            facts[line.headline] = units.metric(line.metrics[line.headline])
         if run.flow_run_id is not None:
             facts["flow run"] = run.flow_run_id
         if line.pruned:

@@ -14,6 +14,7 @@ from tasks.reports import sweep as sweep_page
 from tasks.reports.comparison import concluded
 from tasks.reports.tables import records_table
 from tasks.runs import entries, lineage, outcome
+from tasks.system import units
 from tasks.tracking import lifecycle
 from tasks.tracking.metrics import log_metrics
 from tasks.tracking.writing import log_files, mlflow_run_id, set_tags
@@ -105,7 +106,7 @@ def report_sweep(settings: config.Settings, *, run: Run, sweep: Sweep) -> None:
     found = next((one for one in sweep.trials if one.number == sweep.best), None)
     if found is not None and found.value is not None:
         log_metrics(run, {"sweep/value": found.value, "sweep/trials": len(sweep.trials)})
-        told = [f"trial {found.number} of {len(sweep.trials)}: {sweep.plan.metric} {found.value:.4f}", ""]
+        told = [f"trial {found.number} of {len(sweep.trials)}: {sweep.plan.metric} {units.metric(found.value)}", ""]
         told += [f"- {key} = {config.written(value)}" for key, value in found.params.items()]
         told += ["", f"trained again on all examples: run {sweep.final.run_id}"] if sweep.final is not None else []
         set_tags(run, {"best_trial": str(found.number), "mlflow.note.content": "\n".join(told)})

@@ -30,6 +30,7 @@ from tasks.register import register as register_stage
 from tasks.reports import charts, page
 from tasks.reports.tables import history_table
 from tasks.runs import entries, lineage, locks, outcome, repository, resume
+from tasks.system import units
 from tasks.tracking import copier, lifecycle, models
 from tasks.tracking.lifecycle import NewRun, end_crashed
 from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
@@ -164,7 +165,7 @@ def evaluate(
     result = evaluate_stage(settings, prepared, training, with_importance=run.parent_run_id is None)
     folder = config.project_root() / run.folder
     headline = HEADLINES[prepared.target.task]
-    title = f"{run.name}: test {headline} {result.metrics[f'test/{headline}']:.4f}"
+    title = f"{run.name}: test {headline} {units.metric(result.metrics[f'test/{headline}'])}"
     drawn = "confusion_matrix.png" if result.confusion_matrix else "predictions.png"
     pictures = [
         charts.predictions(result).save(folder / "report" / drawn, title),

@@ -47,9 +47,9 @@ class ComparisonRow(Record):
     metric_ranges: dict[str, tuple[float, float]] = {}
     """The lowest and the highest value of each metric in the rounds, which have a seed each; empty after one round."""
     intervals: dict[str, tuple[float, float]] = {}
-    """The 95 % bootstrap interval of each metric that has one, from the first training of the row."""
+    """The 95% bootstrap interval of each metric that has one, from the first training of the row."""
     differences: dict[str, tuple[float, float]] = {}
-    """The 95 % interval of the difference between each metric and that of the row it is compared with
+    """The 95% interval of the difference between each metric and that of the row it is compared with
     (`comparison.metric_base`), on the same test examples."""
     peak_memory_bytes: int | None = None
     step_time: StepTime | None = None

@@ -130,7 +130,7 @@ class ColumnImportance(Record):
     value: float
     """Below 0, the metric gets better."""
     interval: tuple[float, float]
-    """At 95 %."""
+    """At 95%."""
 
 
 class EvaluationResult(Record):

@@ -203,7 +203,7 @@ class Copy(Record):
 
 
 class MetricPair(Record):
-    """A test metric of two runs. Intervals are 95 %; None if unknown."""
+    """A test metric of two runs. Intervals are 95%; None if unknown."""
 
     first: float | None
     second: float | None
@@ -290,7 +290,9 @@ class RecentRuns(Record):
     latest: RunLine | None
     """The newest finished run."""
     failed: dict[str, str]
-    """How and why runs of the last 24 hours failed or were killed, by name."""
+    """Why runs of the last 24 hours failed, by name."""
+    stopped: dict[str, str]
+    """Why runs of the last 24 hours ended early although nothing failed: cancelled, interrupted or killed."""
 
 
 class RunList(Record):

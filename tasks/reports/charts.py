@@ -169,15 +169,20 @@ def plot(
         reference: a dashed line through these points.
         marks: a dashed upright line at each of these places, by name.
     """
+    import numpy as np
+
     with _axes(WIDTH, HEIGHT, left=58) as axes:
         _draw_series(axes, series)
+        lines, middle = [line.get_data() for line in axes.lines], sum(axes.get_ylim()) / 2
         if reference:
             axes.plot(*zip(*reference, strict=True), color=INK, linewidth=1, linestyle="--")
         for name, place in (marks or {}).items():
             axes.axvline(place, color=INK, linewidth=1, linestyle="--")
+            below = any(np.interp(place, x, y) > middle for x, y in lines)  # Its name is where the lines are not.
             axes.annotate(
-                cut(name, MAX_NAME), (place, 0.98), (-3, 0), axes.get_xaxis_transform(), textcoords="offset points",
-                rotation=90, ha="right", va="top", fontsize=10, color=SOFT,
+                cut(name, MAX_NAME), (place, 0.02 if below else 0.98), (-3, 0), axes.get_xaxis_transform(),
+                textcoords="offset points", rotation=90, ha="right", va="bottom" if below else "top", fontsize=10,
+                color=SOFT,
             )  # fmt: skip
         if names:
             room = int((WIDTH - 72) / LETTER / len(names))
@@ -221,11 +226,18 @@ def _label_axes(axes: Any, x_label: str, y_label: str, whole: bool = False, log:
         low, high = axes.get_xlim()
         axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(lambda value, _: units.number(value))
+        axes.xaxis.set_major_formatter(_tick)
     for axis in (axes.xaxis, axes.yaxis):
         if isinstance(axis.get_major_formatter(), ScalarFormatter):
             axis.set_major_locator(MaxNLocator(nbins=6, integer=whole and axis is axes.xaxis))
-            axis.set_major_formatter(lambda value, _: units.number(value))
+            axis.set_major_formatter(_tick)
+
+
+def _tick(value: float, _: object) -> str:
+    """Return the number at a tick of an axis, short enough for the margin: 9500, 250k, 1.25M."""
+    from matplotlib.ticker import EngFormatter
+
+    return units.number(value) if abs(value) < 10_000 else EngFormatter(sep="")(value)
 
 
 def _write_above(axes: Any, text: str) -> None:
@@ -274,7 +286,7 @@ def _rows(title: str, names: Sequence[str], left: float, right: float, height: f
         axes.spines["bottom"].set_visible(False)
         axes.locator_params(axis="x", nbins=3)
         yield axes
-        axes.xaxis.set_major_formatter(lambda value, _: units.number(value))
+        axes.xaxis.set_major_formatter(_tick)
 
 
 def bars(title: str, shown: Mapping[str, float], form: str = ",.6g") -> Chart:
@@ -311,7 +323,7 @@ def confusion_matrix(evaluation: EvaluationResult) -> Chart:
     counts = np.array(evaluation.confusion_matrix)
     num = len(counts)
     readable = num <= WITH_COUNTS
-    side = 34 if readable else 10 if num <= 100 else 1000 / num
+    side = 30 if readable else 10 if num <= 100 else 1000 / num
     size = 10.5 if readable else 8.5
     names = [cut(entry.name, 40 if num <= 20 else 20) for entry in evaluation.classes]
     named = range(0, num, math.ceil(9.5 / side))
@@ -339,7 +351,7 @@ def confusion_matrix(evaluation: EvaluationResult) -> Chart:
         axes.set_yticks(named, [names[i] for i in named], fontsize=size)
         axes.set(xlim=(-0.5, num - 0.5), ylim=(num - 0.5, -0.5), xlabel="predicted")
         axes.spines[["top", "right"]].set_visible(True)
-        _write_above(axes, "true (the darker, the larger the share of its row)")
+        _write_above(axes, "true (the stronger the colour, the larger the share of its row)")
     right, every = int(np.trace(counts)), int(counts.sum())
     return Chart(
         axes.figure, f"confusion matrix of {num} classes, {right:,} of {every:,} examples on its diagonal"

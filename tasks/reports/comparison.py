@@ -19,7 +19,7 @@ NOISY = 1.5
 SMALL = 0.05
 """The minimum share of a step for an excess to count as a reason."""
 NOTHING = 0.005
-"""The same for collectives, the usual reason for slower training on several devices: reported from 1 % on."""
+"""The same for collectives, the usual reason for slower training on several devices: reported from 1% on."""
 BACKENDS = {"jax": "JAX", "tensorflow": "TensorFlow"}
 WORDS = {"input_wait": "the wait for input", "host": "Python, launching and copies"}
 
@@ -46,7 +46,7 @@ def _relative(row: ComparisonRow, value: float | None, form: str, same: float) -
 
 
 def _metric_text(name: str) -> Callable[[ComparisonRow], str]:
-    return lambda row: _number(row.metrics.get(name), ".4f")
+    return lambda row: units.metric(row.metrics.get(name))
 
 
 def _share_text(part: str) -> Callable[[ComparisonRow], str]:
@@ -63,7 +63,9 @@ def _memory(row: ComparisonRow | Repeat) -> float | None:
 
 
 def _interval_of(row: ComparisonRow) -> str:
-    return next((f"{low:.3f}-{high:.3f}" for low, high in row.intervals.values()), "-")
+    low, high = next(iter(row.intervals.values()), (None, None))
+    form = ",.3f" if (high or 0) < 100 else ",.0f"
+    return "-" if low is None else f"{low:{form}}-{high:{form}}"
 
 
 FIGURES: dict[str, Callable[[ComparisonRow], str]] = {
@@ -82,7 +84,7 @@ STEPS: dict[str, Callable[[ComparisonRow], str]] = {
     "ms a step": lambda row: _number(_step_ms(row), ",.0f" if _step_ms(row) >= 100 else ".3g"),
     **{heading: _share_text(part) for part, heading in PARTS.items()},
     "peak MB": lambda row: _number(_memory(row), ",.0f"),
-    "95 % interval": _interval_of,
+    "95% interval": _interval_of,
 }
 
 
@@ -186,8 +188,8 @@ def _metric_chart(rows: Sequence[ComparisonRow]) -> Chart | None:
     if not found:
         return None
     lines = [(row.name, low, row.metrics[name], high) for row, name, (low, high) in found]
-    title = f"{found[0][1].replace('/', ' ')}, with its 95 % interval"
-    return charts.ranges(title, lines, from_zero=False, shown="{:.4f}".format)
+    title = f"{found[0][1].replace('/', ' ')}, with its 95% interval"
+    return charts.ranges(title, lines, from_zero=False, shown=units.metric)
 
 
 def _steps(comparison: Comparison, worked: Sequence[ComparisonRow]) -> list[ReportSection]:
@@ -381,10 +383,10 @@ def _metric_findings(rows: Sequence[ComparisonRow]) -> list[str]:
     apart = [row for row in found if not row.differences[name][0] <= 0 <= row.differences[name][1]]
     if not apart:
         return [
-            f"No row's {metric} differs measurably from {against}: on the same test examples, the 95 % interval of "
+            f"No row's {metric} differs measurably from {against}: on the same test examples, the 95% interval of "
             "each difference contains 0."
         ]
-    spans = [f"{row.name} by {row.differences[name][0]:+.4f} to {row.differences[name][1]:+.4f}" for row in apart]
+    spans = [f"{row.name} by {units.interval(*row.differences[name], '+')}" for row in apart]
     causes = [
         "each replica sums its own part of a batch, and draws its own Dropout if the model has it"
         if any((row.num_replicas or 1) > 1 for row in apart)
@@ -398,7 +400,7 @@ def _metric_findings(rows: Sequence[ComparisonRow]) -> list[str]:
     chance = "Use --repeats 2 or more to see how much another seed alone changes it."
     if by_seed:
         most = max(high - low for low, high in by_seed)
-        chance = f"Another seed alone changes it by up to {most:.4f} (range within a row)."
+        chance = f"Another seed alone changes it by up to {units.metric(most)} (range within a row)."
     return [f"The {metric} differs from {against}, on the same test examples: {'; '.join(spans)}.{known} {chance}"]
 
 

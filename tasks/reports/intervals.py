@@ -1,4 +1,4 @@
-"""The 95 % interval of each metric of an evaluation.
+"""The 95% interval of each metric of an evaluation.
 
 A proportion has the exact interval (Clopper and Pearson, Biometrika 26, 1934), another mean Student's. Any other metric
 uses the grouped jackknife: the examples are divided at random into g groups, and the metric is computed without each
@@ -120,7 +120,7 @@ def without_groups(material: Material, name: str) -> Numbers | None:
 
 
 def interval_by_groups(value: float, without: Numbers) -> Interval:
-    """Return the 95 % interval of a metric, or of a difference, from its values without each group."""
+    """Return the 95% interval of a metric, or of a difference, from its values without each group."""
     from scipy.special import stdtrit
 
     without = without[~np.isnan(without)]  # A class may be in one group alone.

@@ -10,6 +10,7 @@ from tasks.reports.blocks import write as write_page
 from tasks.reports.charts import Chart
 from tasks.reports.material import Material, load
 from tasks.reports.sections import SECTIONS
+from tasks.system import units
 
 ENDED = ("FAILED", "KILLED")
 
@@ -50,7 +51,7 @@ def _title(material: Material) -> str:
     if material.evaluation is None:
         return material.run.name
     value = material.evaluation.metrics[f"test/{material.headline}"]
-    return f"{material.run.name}: test {material.headline} {value:.4f}"
+    return f"{material.run.name}: test {material.headline} {units.metric(value)}"
 
 
 def partial(material: Material) -> str:

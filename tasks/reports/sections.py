@@ -51,7 +51,7 @@ def headline(material: Material) -> ReportSection | None:
     for name in sorted(measured, key=lambda name: (name != first, name)):
         own = name.removeprefix("test/")
         found = intervals.of_metric(material, own)
-        rows.append([name, f"{measured[name]:.4f}", f"{found.low:.4f} to {found.high:.4f}" if found else "-"])
+        rows.append([name, units.metric(measured[name]), units.interval(found.low, found.high) if found else "-"])
         if found is not None:
             metrics |= {f"test_interval/{own}/low": found.low, f"test_interval/{own}/high": found.high}
     said = (
@@ -69,10 +69,10 @@ def headline(material: Material) -> ReportSection | None:
         said += " A loss has no interval (-) if it is not the mean of the examples' default losses."
     _, value, interval = rows[0]
     on = f"on {material.evaluation.num_examples:,} test examples"
-    sure = f" (95 % interval: {interval})" if interval != "-" else ""
+    sure = f" (95% interval: {interval})" if interval != "-" else ""
     return ReportSection(
         "Test metrics",
-        [TableBlock(("metric", "value", "95 % interval"), rows), Text(said)],
+        [TableBlock(("metric", "value", "95% interval"), rows), Text(said)],
         metrics,
         {first.replace("/", " "): f"{value}{sure} {on}"},
     )
@@ -108,10 +108,10 @@ def importance(material: Material) -> ReportSection | None:
         return None
     metric = found[0].metric.replace("/", " ")
     lines = [(one.column, one.interval[0], one.value, one.interval[1]) for one in found]
-    drawn = charts.ranges(f"how much worse {metric} gets", lines, from_zero=False, shown="{:.4f}".format)
+    drawn = charts.ranges(f"how much worse {metric} gets", lines, from_zero=False, shown=units.metric)
     caption = (
         f"How much worse {metric} gets if the values of one column are shuffled among the test rows: the mean and the "
-        f"95 % interval of {REPEATS} shuffles, each of up to {ROWS:,} newly drawn test rows. If an interval contains "
+        f"95% interval of {REPEATS} shuffles, each of up to {ROWS:,} newly drawn test rows. If an interval contains "
         "0, there is no evidence that the model uses the column. If two columns carry the same information, each can "
         f"look unimportant, because the model still has the other one. Only the first {COLUMNS} columns of a table "
         "are measured."
@@ -147,7 +147,7 @@ def confusion(material: Material) -> ReportSection | None:
         if count := int(wrong[true, given]):
             share = count / max(int(counts[true].sum()), 1)
             rows.append([names[true], names[given], f"{count:,}", f"{share:.1%}"])
-    caption = "Rows are true classes, columns predicted classes; a darker shade is a larger share of the row."
+    caption = "Rows are true classes, columns predicted classes; a stronger colour is a larger share of the row."
     blocks: list[Block] = [Figure([charts.confusion_matrix(material.evaluation)], caption, wide=True)]
     if rows:
         blocks.append(
@@ -171,7 +171,7 @@ def calibration(material: Material) -> ReportSection | None:
     what = "predicted class" if material.task == "classification" else "label"
     caption = (
         f"Predictions by the probability that the model gives to the {what}. A dot should be on the dashed line: "
-        "of the predictions with 80 %, 80 % should be correct. Above the line, the model is too cautious; below it, "
+        "of the predictions with 80%, 80% should be correct. Above the line, the model is too cautious; below it, "
         "too confident."
     )
     dots = charts.Series(found.confidence[found.counts > 0], found.accuracy[found.counts > 0])
@@ -434,9 +434,9 @@ def by_slice(material: Material) -> ReportSection | None:
     for one in found:
         low, high = interval_of(scores[one.rows])
         mean = float(scores[one.rows].mean())
-        rows.append([one.shown, f"{int(one.rows.sum()):,}", f"{mean:.4f}", f"{low:.4f} to {high:.4f}"])
-    header = ("slice", "examples", MEASURES[material.task], "95 % interval")
-    title = f"The worst first. All test examples: {overall:.4f}"
+        rows.append([one.shown, f"{int(one.rows.sum()):,}", units.metric(mean), units.interval(low, high)])
+    header = ("slice", "examples", MEASURES[material.task], "95% interval")
+    title = f"The worst first. All test examples: {units.metric(overall)}"
     blocks.append(TableBlock(header, rows[:SHOWN_SLICES], 1, title))
     if len(rows) > SHOWN_SLICES:
         blocks.append(TableBlock(header, rows[SHOWN_SLICES:], 1, f"The other {len(rows) - SHOWN_SLICES}", folded=True))
@@ -446,7 +446,7 @@ def by_slice(material: Material) -> ReportSection | None:
     )
     blocks.append(Text(said))
     name, count, value, interval = rows[0]
-    sure = f"{value} (95 % interval: {interval}) on {count} examples, {overall:.4f} on all"
+    sure = f"{value} (95% interval: {interval}) on {count} examples, {units.metric(overall)} on all"
     return ReportSection("Slices", blocks, brief={"worst slice": f"{name}: {MEASURES[material.task]} {sure}"})
 
 

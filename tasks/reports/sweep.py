@@ -51,7 +51,7 @@ def sweep_cells(sweep: Sweep, trials: Iterable[Trial]) -> tuple[list[str], list[
         [
             str(one.number),
             f"same as {one.same_as}" if one.same_as is not None else one.state,
-            "-" if one.value is None else f"{one.value:.4f}",
+            units.metric(one.value),
             str(len(one.values) or "-"),
             "-" if one.seconds is None else f"{one.seconds:,.1f}",
             *(text_of(one.params[key]) for key in keys),
@@ -81,7 +81,7 @@ def sweep_page(sweep: Sweep, path: Path) -> Path:
     best = _best(sweep)
     title = f"Sweep {sweep.plan.name} of {sweep.model} on {sweep.dataset}"
     if best is not None:
-        title += f": {sweep.plan.metric} {best.value:.4f}"
+        title += f": {sweep.plan.metric} {units.metric(best.value)}"
     partial = "" if sweep.final is not None else "Partial: the best trial has not been trained on all examples yet."
     by_parameter = [_slice(sweep, key, one) for key, one in sweep.plan.space["space"].items()]
     slices = ReportSection("The values by each parameter", [Figure(by_parameter)])
@@ -103,7 +103,7 @@ def _outcome(sweep: Sweep) -> ReportSection:
     if best is None:
         return ReportSection("Result", [Text("No trial was completed.")])
     rows = {
-        "best": f"trial {best.number} of {len(sweep.trials)}, {sweep.plan.metric} {best.value:.4f}",
+        "best": f"trial {best.number} of {len(sweep.trials)}, {sweep.plan.metric} {units.metric(best.value)}",
         **{key: text_of(value) for key, value in best.params.items()},
         "run": best.run_id or "-",
     }
@@ -124,7 +124,7 @@ def _outcome(sweep: Sweep) -> ReportSection:
         blocks.append(
             facts(
                 {
-                    **{name: f"{value:.4f}" for name, value in final.metrics.items()},
+                    **{name: units.metric(value) for name, value in final.metrics.items()},
                     "trained": f"{units.count(final.epochs, 'epoch')}, {units.count(final.steps, 'step')}",
                     "what differs": ", ".join(f"{k}={text_of(v)}" for k, v in changed.items()),
                     "model": model if final.model_version else f"not registered: {final.reason}",

@@ -88,7 +88,8 @@ def records_table(entries: Sequence[Record], path: Path) -> Path:
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], num_texts: int) -> list[str]:
     """Return the lines of a Markdown table whose columns after ``num_texts`` are numbers."""
     rule = ["---" if i < num_texts else "---:" for i in range(len(header))]
-    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
+    lines = [[cell.replace("|", r"\|").replace("\n", " ") for cell in cells] for cells in (header, rule, *rows)]
+    return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
 def describe_columns(name: str, feature: Feature) -> list[tuple[str, str, str]]:
@@ -179,7 +180,7 @@ def run_rows(
 
 def result_rows(summary: RunSummary) -> dict[str, str]:
     """Return the headline of a run's test, its other metrics, and what became of its model."""
-    measured = {key.removeprefix("test/"): f"{value:.4f}" for key, value in summary.metrics.items()}
+    measured = {key.removeprefix("test/"): units.metric(value) for key, value in summary.metrics.items()}
     measured.pop("loss", None)
     headline = next(name for name in HEADLINES.values() if name in measured)
     version = " ".join([summary.model_version or "", *(f"@{alias}" for alias in summary.aliases)])

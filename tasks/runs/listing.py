@@ -263,8 +263,11 @@ def _facts(shown: RunDetails) -> dict[str, Any]:
 
 
 def recent_runs() -> RecentRuns:
-    """Return the progress of the running trainings, the newest finished run, and what failed in the last 24 hours."""
-    now, running, latest, failed = datetime.now(UTC), [], None, {}
+    """Return the progress of the running trainings, the newest finished run, and what failed or was stopped in the last
+    24 hours."""
+    now, running, latest = datetime.now(UTC), [], None
+    failed: dict[str, str] = {}
+    stopped: dict[str, str] = {}
     for run in find_runs("runs"):
         ended = outcome.status(run)
         status = _in_words(run, ended)
@@ -276,8 +279,9 @@ def recent_runs() -> RecentRuns:
             continue  # A sweep ends such a trial on purpose.
         # An unreadable status has no time.
         elif datetime.fromisoformat(ended.at or records.now()) >= now - timedelta(days=1):
-            failed[run.name] = ": ".join(filter(None, [status, ended.reason]))
-    return RecentRuns(running=tuple(running), latest=latest, failed=failed)
+            ends = stopped if status == "killed" else failed
+            ends[run.name] = ended.reason or status
+    return RecentRuns(running=tuple(running), latest=latest, failed=failed, stopped=stopped)
 
 
 def status_of(run: Run) -> str:

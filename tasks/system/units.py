@@ -22,5 +22,15 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float, digits: int = 6) -> str:
-    """Return a number rounded to this many digits, such as 1,234.5; from a million on as 1.2e+06."""
-    return f"{float(f'{value:.{digits}g}'):,.{max(digits, 6)}g}"
+    """Return a number rounded to this many digits, such as 12,345.6; below 10,000 without a comma: it may be a year."""
+    return f"{float(f'{value:.{digits}g}'):{',' if abs(value) >= 10_000 else ''}.15g}"
+
+
+def metric(value: float | None, sign: str = "") -> str:
+    """Return a metric with four decimals, from 1,000 on with one; with a plus if ``sign`` is ``+``; - for None."""
+    return "-" if value is None else f"{value:{sign},.{4 if abs(value) < 1000 else 1}f}"
+
+
+def interval(low: float, high: float, sign: str = "") -> str:
+    """Return the interval of a metric, such as 0.8757 to 0.8901."""
+    return f"{metric(low, sign)} to {metric(high, sign)}"

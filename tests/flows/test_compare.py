@@ -298,7 +298,7 @@ def test_what_was_measured_once_is_no_gain(any_machine):
 
 
 def test_a_table_does_not_contradict_itself(any_machine, machine_with_cores):
-    """On a busy machine it once had an efficiency of 193 % beside "expect no speed-up"."""
+    """On a busy machine it once had an efficiency of 193% beside "expect no speed-up"."""
     machine_with_cores(2)
     gained = summarised(row("one_device", "fit", 100, 100), row("mirrored", "fit", 200, 193, devices=2, load=1.5))
     assert "expect no speed-up" not in gained.note

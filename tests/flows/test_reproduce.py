@@ -68,7 +68,7 @@ def test_the_same_weights_come_out_after_code_and_data_have_changed(in_finished,
     assert f"{summary['run_id']}: the same weights, bit for bit" in " ".join(shown.split())
     assert summary["git_commit"] in shown
     differs = said(do("runs", "diff", summary["run_id"], found["reproduced_by"]))
-    assert "test metrics, with 95 % intervals; the same test rows" in " ".join(differs.split())
+    assert "test metrics, with 95% intervals; the same test rows" in " ".join(differs.split())
     assert re.search(r"^accuracy +0\.\d{4} +0\.\d{4} +\+0\.0000", differs, re.MULTILINE)
 
     # An evaluation whose outputs are gone has no interval, and other weights are another result then.

@@ -110,7 +110,7 @@ def test_where_the_worker_resumes_a_training_that_dies_is_a_crash(told, monkeypa
 
 def test_status_lists_flow_runs_that_failed_before_they_became_runs(project, monkeypatch, capsys):
     service = ServiceState(name="prefect", pid=os.getpid(), created=0, since="", address="http://127.0.0.1:9")
-    state = Operation(pid=1, created=0, host="here", since="now", phase="ready", services=(service,))
+    state = Operation(pid=1, created=0, host="here", since=NOW.isoformat(), phase="ready", services=(service,))
     write_run(1, "FAILED", flow_run_id="1")
     became, never = (
         {"id": number, "name": "a-run", "state_type": "FAILED", "state_name": "Failed", "run_count": 0}
@@ -136,6 +136,6 @@ def test_status_lists_flow_runs_that_failed_before_they_became_runs(project, mon
     get_command(main.app)(["status"], standalone_mode=False)
     failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  failed")]
     assert failed == [
-        f"  failed   {run_id_of(1)[:6]}-convnet2-one_device-fit, failed: some reason",
+        f"  failed   {run_id_of(1)[:6]}-convnet2-one_device-fit, some reason",
         "  failed   a-run, Failed: Validation failed: if_changed, flow run 2",
     ]

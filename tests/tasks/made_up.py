@@ -49,7 +49,7 @@ VOCABULARIES = {"categories": [["Bern", "Basel"]], "text": [["good", "bad", "fil
 
 
 def bootstrap(measure, labels, outputs, num_resamples=1000):
-    """Return the 95 % interval of a metric as scipy finds it: the two ends."""
+    """Return the 95% interval of a metric as scipy finds it: the two ends."""
     outputs = outputs.astype(np.float64)
     found = stats.bootstrap(
         (np.arange(len(labels)),), lambda rows: measure(labels[rows], outputs[rows]), vectorized=False,

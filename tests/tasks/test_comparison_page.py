@@ -34,9 +34,9 @@ def test_the_page_shows_all_and_asks_nobody(tmp_path):
     assert not re.search(r"<script|https?://|@import|url\(", text)
     drawings = re.findall(r'<svg [^>]*role="img" aria-label="([^"]+)"', text)
     assert len(drawings) == text.count("<svg ") == 3
-    assert "<td>mirrored</td><td>fit</td>" in text
+    assert '<td class="whole">mirrored</td><td class="whole">fit</td>' in text
     assert "Not measured: parameter_server, custom. Either train.traced_steps is null" in text
-    assert any(alt.startswith("test accuracy, with its 95 % interval: one_device, fit 0.9000") for alt in drawings)
+    assert any(alt.startswith("test accuracy, with its 95% interval: one_device, fit 0.9000") for alt in drawings)
     assert "one is faster & <better>" in markdown.read_text()
     assert "| tpu | fit |" in markdown.read_text()
 

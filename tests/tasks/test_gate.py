@@ -222,8 +222,9 @@ def of_towns(monkeypatch: pytest.MonkeyPatch, folder: Path, labels: np.ndarray, 
         ("'town: Basel': 3", None),
         (
             "'town: Basel': 2.5, 'town: Bern': 0.25",
-            "register.ceilings: 'town: Bern' has a mean absolute error of 1 among 160 examples and may have at most "
-            "0.25; 'town: Basel' has a mean absolute error of 3 among 40 examples and may have at most 2.5",
+            "register.ceilings: 'town: Bern' has a mean absolute error of 1.0000 among 160 examples and may "
+            "have at most 0.25; 'town: Basel' has a mean absolute error of 3.0000 among 40 examples "
+            "and may have at most 2.5",
         ),
         ("'target: lowest quarter': 0.1", "register.ceilings: 'target: lowest quarter' has a mean absolute error of"),
     ],

@@ -11,7 +11,7 @@ from tasks import config
 from tasks.records import ClassMetrics, Comparison, ComparisonRow, EvaluationResult, TrainingResult
 from tasks.reports import charts
 from tasks.reports.comparison import comparison_pages, figures_table
-from tasks.reports.tables import history_table, metrics_table, predictions_table, records_table
+from tasks.reports.tables import history_table, markdown_table, metrics_table, predictions_table, records_table
 
 
 def evaluation(matrix, names=None, metrics=None):
@@ -196,6 +196,10 @@ def compared(*rows, **more):
         seed=7, epochs=3, global_batch_size=64, num_cores=2, rows=rows, seconds=9.5, finished_at="now",
         **{"left_out": (), "note": None, "rounds": 2} | more,
     )  # fmt: skip
+
+
+def test_a_bar_in_a_name_ends_no_cell_of_a_markdown_table():
+    assert markdown_table(("a|b",), [["x\ny"]], 1)[::2] == [r"| a\|b |", "| x y |"]
 
 
 def test_a_comparison_as_a_page(tmp_path):

@@ -249,13 +249,14 @@ def test_a_run_that_was_not_evaluated_is_named_where_metrics_are_compared(capsys
     found = RunDifference(first="a" * 32, second="b" * 32, differences={"epochs": (1, 2)}, metrics={"test/x": measured})
     run_commands.print_difference(found)
     said = " ".join(capsys.readouterr().out.split())
-    assert "95 % intervals; bbbbbbbb was not evaluated (stratagem evaluate bbbbbbbb)" in said
+    assert "95% intervals; bbbbbbbb was not evaluated (stratagem evaluate bbbbbbbb)" in said
 
 
 def test_status_shows_how_far_a_training_is_the_last_result_and_what_failed(project, capsys):
     write_results(write_run(1), accuracy=0.9)
     write_run(2, "FAILED")
-    old, trial = write_run(3, "KILLED"), write_run(6, "KILLED")
+    old, trial, cancelled = (write_run(number, "KILLED") for number in (3, 6, 7))
+    outcome.set_status(cancelled, "KILLED", "the training was stopped at step 3, which is saved")
     outcome.set_status(trial, "KILLED", "pruned after epoch 2: validation/loss 0.9000, and the limit was 0.8000")
     day_before = records.at(datetime.now(UTC).timestamp() - 25 * 3600)
     records.save(RunStatus(status="KILLED", reason=None, at=day_before), Path(old.folder, "status.json"))
@@ -275,7 +276,8 @@ def test_status_shows_how_far_a_training_is_the_last_result_and_what_failed(proj
     assert found.running[0].seconds_left is None, "one epoch says nothing about the next"
     assert 0 <= found.running[1].seconds_left <= 10, "two epochs of 10 s are left, and 10 s of the first have passed"
     assert (found.latest.run_id, found.latest.metrics) == (run_id_of(1), {"test/accuracy": 0.9})
-    assert found.failed == {f"{run_id_of(2)[:6]}-convnet2-one_device-fit": "failed: some reason"}
+    assert found.failed == {f"{run_id_of(2)[:6]}-convnet2-one_device-fit": "some reason"}
+    assert found.stopped == {cancelled.name: "the training was stopped at step 3, which is saved"}
 
     with pytest.raises(SystemExit):
         get_command(main.app)(["status"])
@@ -286,4 +288,7 @@ def test_status_shows_how_far_a_training_is_the_last_result_and_what_failed(proj
     ]
     assert re.fullmatch(rf"  running  {running.name}, epoch 3 of 5, about [\d.]+ m?s left", lines[2])
     assert re.fullmatch(rf"  finished {run_id_of(1)[:6]}-convnet2-one_device-fit, test/accuracy 0\.9000, .+", lines[3])
-    assert lines[4:] == [f"  failed   {run_id_of(2)[:6]}-convnet2-one_device-fit, failed: some reason"]
+    assert lines[4:] == [
+        f"  stopped  {cancelled.name}, the training was stopped at step 3, which is saved",
+        f"  failed   {run_id_of(2)[:6]}-convnet2-one_device-fit, some reason",
+    ]

@@ -101,7 +101,7 @@ def test_equal_scores_count_half_in_the_interval_of_an_auc():
 
 
 def test_a_share_of_all_or_none_has_the_exact_interval():
-    # The bound is the share of which 10 of 10 have a chance of 2.5 %.
+    # The bound is the share of which 10 of 10 have a chance of 2.5%.
     low, high = intervals.of_share(np.ones(10))
     assert (low**10, high) == (pytest.approx(0.025), 1)
     low, high = intervals.of_share(np.zeros(10))
@@ -184,7 +184,7 @@ def test_the_largest_errors_and_the_most_wrong_labels_come_first():
     labels, outputs = regression(50)
     outputs[17] = labels[17] + 1000
     (table,) = sections.mistakes(load(made_up.run(labels, outputs, made_up.arrays(50, ("numbers",))))).blocks
-    assert cells(table)[0][:3] == ["17", f"{labels[17, 0]:,.6g}", f"{outputs[17, 0]:,.6g}"]
+    assert cells(table)[0][:3] == ["17", f"{labels[17, 0]:.6g}", f"{outputs[17, 0]:.6g}"]
     labels, outputs = multilabel(50)
     labels[3], outputs[3] = [1, 0, 1], [9, -9, -9]
     (table,) = sections.mistakes(load(made_up.run(labels, outputs, made_up.arrays(50, ("numbers",))))).blocks
@@ -280,12 +280,38 @@ def test_of_a_regression_the_worst_slice_has_the_largest_error():
     assert cells(table)[0][2] == f"{np.abs(outputs - labels)[worst].astype(np.float64).mean():.4f}"
 
 
+def test_large_numbers_are_written_as_people_write_them():
+    labels, outputs = (400_000 + 50_000 * values for values in regression(400))
+    made = load(made_up.run(labels, outputs, made_up.arrays(400, ("numbers",))))
+    (row, *_) = [row for row in cells(tables(sections.by_slice(made))[0]) if row[0].startswith("target: ")]
+    assert re.fullmatch(r"target: \w+ quarter \([\d,]+ to [\d,]+\)", row[0])
+    assert re.fullmatch(r"[\d,]+\.\d", row[2])
+    assert re.fullmatch(r"[\d,]+\.\d \(95% interval: .+", sections.headline(made).brief["test mae"])
+    (figure,) = sections.parity(made).blocks
+    drawn = figure.charts[0].figure
+    drawn.canvas.draw()
+    axes = drawn.axes[0]
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        for place, tick in zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=True):
+            assert re.fullmatch(r"[-\u2212]?[\d.]+[kM]?", tick.get_text())
+            box = tick.get_window_extent()
+            assert not low <= place <= high or (box.x0 >= 0 and box.x1 <= drawn.bbox.width)
+
+
 def test_predicted_and_true_values_are_drawn_for_a_sample_of_many():
     labels, outputs = regression(3000)
     (figure,) = sections.parity(load(made_up.run(labels, outputs, {}))).blocks
     (chart,) = figure.charts
     assert len(chart.figure.axes[0].lines[0].get_xdata()) == 1000
     assert "The plot shows 1,000 of 3,000" in figure.caption
+
+
+def test_the_name_of_a_checkpoint_is_where_the_curves_are_not():
+    rising, falling = [0.1, 0.8, 0.9], [0.9, 0.3, 0.1]
+    marks = {"best": 2.0, "latest": 3.0}
+    for values, side in ((rising, "bottom"), (falling, "top")):
+        axes = charts.curves("accuracy", {"train": values}, marks).figure.axes[0]
+        assert [text.get_va() for text in axes.texts] == [side, side]
 
 
 def test_the_curves_have_their_checkpoints_and_a_gap_where_there_is_no_number():
@@ -364,7 +390,7 @@ def test_the_first_section_is_what_one_decides_by(task, row, said):
     registered = outcome.load(run, records.RegisteredModel)
     judgement = records.Judgement(promoted=False, reason="it is no better", against="2")
     outcome.save(run, registered.model_copy(update={"judgement": judgement}))
-    made, span = load(run), r"\(95 % interval: [\d.]+ to [\d.]+\)"
+    made, span = load(run), r"\(95% interval: [\d.]+ to [\d.]+\)"
     first, _, _ = page.write(run).page.read_text(encoding="utf-8").partition("<nav")
     told = dict(re.findall(r"<td>(.*?)</td><td>(.*?)</td>", first))
     value, count = made.evaluation.metrics[f"test/{made.headline}"], made.evaluation.num_examples

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tasks.modeling import metrics
+from tasks.system import units
 from tasks.training.position import Position
 
 MetricSink = Callable[[int, Mapping[str, float]], None]
@@ -116,10 +117,10 @@ class ProgressBar(keras.callbacks.Callback):
         values = {name: value for name, value in (logs or {}).items() if name != "learning_rate"}
         ordered = sorted(values, key=lambda name: (name.startswith("val_"), name.removeprefix("val_") != "loss"))
         words = {"epoch": f"{epoch + 1}/{self.epochs}"}
-        words |= {name.replace("val_", "val ", 1): f"{values[name]:.4f}" for name in ordered}
+        words |= {name.replace("val_", "val ", 1): units.metric(values[name]) for name in ordered}
         words["learning rate"] = f"{(logs or {})['learning_rate']:.3g}"
         if begins := not self._widths:
-            self._widths = {name: max(7, len(name)) for name in words}
+            self._widths = {name: max(7, len(name), len(word)) for name, word in words.items()}
             self._widths["epoch"] = max(7, len(f"{self.epochs}/{self.epochs}"))
         if sum(self._widths.values()) + 2 * (len(self._widths) - 1) > self.console.width:
             self.console.print(", ".join(f"{name} {word}" for name, word in words.items()))

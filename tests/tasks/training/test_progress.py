@@ -49,6 +49,14 @@ def test_no_line_is_longer_than_80_columns(epochs):
     assert len({len(line) for line in lines}) == 1, "columns stand under their names"
 
 
+def test_large_metrics_stand_under_their_names():
+    text = io.StringIO()
+    drive(Console(file=text, width=80), LOGS | {"mae": 125082.2109, "val_mae": 90729.71})
+    lines = text.getvalue().splitlines()
+    assert "125,082.2" in lines[1]
+    assert len({len(line) for line in lines}) == 1
+
+
 def test_more_metrics_than_columns_have_their_names_beside_them():
     text = io.StringIO()
     drive(Console(file=text, width=80), LOGS | {"my_metrics:share": 0.25, "auc": 0.5} | VALIDATION, epochs=1)
