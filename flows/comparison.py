@@ -23,7 +23,7 @@ from tasks.records import Comparison, ComparisonProgress, ComparisonRow, Prepare
 from tasks.reports.comparison import base_of
 from tasks.runs import locks, outcome, resume
 from tasks.system import units
-from tasks.system.errors import Interrupted, StratagemError
+from tasks.system.errors import Interrupted, StratagemError, UserError
 from tasks.system.machine import core_numbers, usable_cores
 
 REPEATS = 2
@@ -66,7 +66,8 @@ def comparison(
 
     Raises:
         UserError: nothing can be started.
-        StratagemError: no strategy worked. If only some fail, each of them becomes a row with its reason.
+        StratagemError: no strategy worked; a UserError if it is the same mistake in each. If only some fail, each of
+            them becomes a row with its reason.
     """
     began = time.perf_counter()
 
@@ -93,6 +94,7 @@ def _compare(
     planned: ComparisonPlan, prepared: PreparedDataset, repeats: int | None, run_lock: locks.RunLock, began: float
 ) -> Comparison:
     serving, rows = planned.trainable[0], []
+    mistakes: set[str] = set()
     if planned.unfinished is None:
         run = processes.start_comparison(serving, prepared=prepared, key=run_lock.holder.key, flow_run_id=flow_run.id)
     else:
@@ -116,7 +118,7 @@ def _compare(
                 refused = found and found[0].reason is not None
                 if refused or number in {repeat.round for row in found for repeat in row.repeats}:
                     continue
-                rows.append(_train(pair, prepared, run, number))
+                rows.append(_train(pair, prepared, run, number, mistakes))
                 if pair.settings is not None and rows[-1].reason is None:
                     serving = pair.settings  # Its running process also reports for the comparison.
                     outcome.save(run, ComparisonProgress(rows=tuple(row for row in rows if row.reason is None)))
@@ -131,6 +133,9 @@ def _compare(
         page = config.project_root() / run.folder / "comparison.md"
         reporting.publish(page.read_text(encoding="utf-8"), key="comparison", description=run.name)
         if all(row.reason is not None for row in result.rows):
+            reasons = {str(row.reason) for row in result.rows}
+            if len(reasons) == 1 and reasons <= mistakes:
+                raise UserError(reasons.pop())
             raise StratagemError(f"no strategy worked. {'; '.join(map(explain, result.rows))}")
     except BaseException as error:
         pipeline.end_failed(serving, run, error)
@@ -139,8 +144,9 @@ def _compare(
     return result
 
 
-def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int) -> ComparisonRow:
-    """Start, train, evaluate and finish one pair in a round; a failure becomes a row with its reason."""
+def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int, mistakes: set[str]) -> ComparisonRow:
+    """Start, train, evaluate and finish one pair in a round; a failure becomes a row with its reason, which is added to
+    the mistakes if it is the user's."""
     row = ComparisonRow(strategy=pair.strategy, loop=pair.loop, reason=pair.reason)
     if pair.settings is None:
         return row
@@ -164,6 +170,7 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int) -> C
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         print(f"failed: {reason}", file=sys.stderr)
+        mistakes.update([reason] if isinstance(error, UserError) else [])
         return row.model_copy(update={"reason": reason, "run_id": run and run.run_id})
     repeat = Repeat(
         run_id=run.run_id,

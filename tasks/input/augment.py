@@ -142,11 +142,9 @@ def _changed_by_own(images: Any, columns: Any, section: config.Augmentation) -> 
     import keras
 
     def change(images: Any, columns: Any) -> Any:
-        try:
+        with own_code.blamed(f"{OWN} = '{section.custom}': fails"):
             numbers = keras.ops.cast(columns, "float32") / ONE
             return function(keras.ops.convert_to_tensor(images), numbers, **section.options)
-        except Exception as error:
-            raise UserError(f"{OWN} = '{section.custom}': fails ({own_code.described(error)})") from error
 
     function, lib = own_code.load(str(section.custom), OWN), pixels.library(images)
     if lib is np:

@@ -127,8 +127,6 @@ def check(settings: config.Settings, steps: int, global_batch_size: int) -> None
         return
     optimizer, weight = build(settings, steps, global_batch_size), keras.Variable([1.0])
     named = [f"{key} = '{name}'" for name, key in own_code.named_in(settings).items() if key.endswith(".kind")]
-    try:
+    with own_code.blamed(f"{' and '.join(named)}: its first step fails"):
         optimizer.build([weight])
         optimizer.apply([keras.ops.zeros([1])])
-    except Exception as error:
-        raise UserError(f"{' and '.join(named)}: its first step fails ({own_code.described(error)})") from error

@@ -6,12 +6,13 @@ import modulefinder
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tasks import config
-from tasks.system.errors import UserError, one_line
+from tasks.system.errors import StratagemError, UserError, is_lost_peer, is_out_of_memory, one_line
 
 Made = TypeVar("Made")
 
@@ -39,14 +40,13 @@ def load(name: str, key: str) -> Callable[..., Any]:
     taken = getattr(sys.modules.get(first), "__file__", None) or root
     if not Path(taken).is_relative_to(root) and (Path(root, first).is_dir() or Path(root, f"{first}.py").is_file()):
         raise UserError(f"{key} = '{name}': the name {first} is taken by {taken}: rename your module")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"{key} = '{name}': there is no module '{error.name}' in {root} or in the environment"
-        ) from None
-    except Exception as error:
-        raise UserError(f"{key} = '{name}': importing {module_name} failed ({described(error)})") from error
+    with blamed(f"{key} = '{name}': importing {module_name} failed"):
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"{key} = '{name}': there is no module '{error.name}' in {root} or in the environment"
+            ) from None
     if not callable(getattr(module, function, None)):
         raise UserError(f"{key} = '{name}': {module_name} has no function or class '{function}'")
     found: Callable[..., Any] = getattr(module, function)
@@ -67,15 +67,25 @@ def make(name: str, key: str, kind: type[Made], options: Mapping[str, Any], **kn
         UserError: the class or function does not exist, fails with these options, or returns another class.
     """
     function = load(name, key)
-    try:
+    given = f"with {', '.join(options)}" if options else "without options"
+    with blamed(f"{key} = '{name}' cannot be created {given}"):
         taken = inspect.signature(function).parameters.keys() & known.keys()
         made = function(**options, **{one: known[one] for one in taken - options.keys()})
-    except Exception as error:
-        given = f"with {', '.join(options)}" if options else "without options"
-        raise UserError(f"{key} = '{name}' cannot be created {given} ({described(error)})") from error
     if not isinstance(made, kind):
         raise UserError(f"{key} = '{name}' returns a {type(made).__name__}, but must return a Keras {kind.__name__}")
     return made
+
+
+@contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """Raise what the user's own code raises within the block, ``sys.exit()`` too, as a ``UserError`` that begins with
+    ``what``. The loss of another process and a lack of memory are not the code's fault, and stay as they are."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if isinstance(error, StratagemError) or is_lost_peer(error) or is_out_of_memory(error):
+            raise
+        raise UserError(f"{what} ({described(error)})") from error
 
 
 def described(error: BaseException) -> str:
@@ -101,10 +111,8 @@ def load_measure(name: str, key: str, example: tuple[Any, Any], why: str) -> Cal
         UserError: the function does not exist, fails, or returns another shape.
     """
     function = load(name, key)
-    try:
+    with blamed(f"{key} = '{name}': cannot be computed"):
         shape = tuple(function(*example).shape)
-    except Exception as error:
-        raise UserError(f"{key} = '{name}': cannot be computed ({described(error)})") from error
     if shape != (2,):
         raise UserError(
             f"{key} = '{name}': returns the shape {shape} for 2 examples, but must return one number each, (2,): {why}"

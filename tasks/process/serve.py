@@ -18,17 +18,13 @@ from pydantic import TypeAdapter
 
 from tasks import config
 from tasks.process.stages import STAGES, Stage
-from tasks.system import errors, lifetime, network, upstream
+from tasks.system import errors, lifetime, network
 from tasks.system.child import Message
 from tasks.system.errors import StratagemError
 from tasks.system.imports import import_quietly
 
-# What tf.distribute raises where another member of the cluster died or hangs.
-LOST_PEER = ("AbortedError", "CancelledError", "DeadlineExceededError", "UnavailableError")
-# The same, where a port that was free when it was chosen has been taken since.
+# What tf.distribute raises where a port that was free when it was chosen has been taken since.
 LOST_PORT = "Could not start gRPC server"
-# How JAX says that a device has no memory left.
-OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 
 
 class Answers:
@@ -76,9 +72,9 @@ def _answer(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: A
         return errors.to_json(errors.Interrupted(f"{row.name} was interrupted"))
     except StratagemError as error:
         return {**errors.to_json(error), "told_to_stop": stop.is_set()}
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit() in the user's own code.
         cause = type(error).__name__
-        lost = cause in LOST_PEER or LOST_PORT in str(error) or upstream.is_lost_peer(error)
+        lost = LOST_PORT in str(error) or errors.is_lost_peer(error)
         return {**errors.to_json(unexpected(row.name, error)), "lost_peer": lost, "cause": cause}
 
 
@@ -153,17 +149,13 @@ def _put_noise_aside(log: Path) -> None:
             os.dup2(file.fileno(), descriptor)
 
 
-def unexpected(stage: str, error: Exception) -> StratagemError:
+def unexpected(stage: str, error: BaseException) -> StratagemError:
     """Return one message for an unexpected error; --debug also prints its traceback."""
     from tasks.system import messages
 
     if os.environ.get("STRATAGEM_DEBUG"):
         print(network.without_secrets(traceback.format_exc()), file=sys.stderr)
-    if (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "ResourceExhaustedError"
-        or OUT_OF_MEMORY in str(error)
-    ):
+    if errors.is_out_of_memory(error):
         return StratagemError(
             f"{stage} ran out of memory ({type(error).__name__}): set a smaller train.global_batch_size or "
             "train.per_replica_batch_size, or another strategy; the same command continues from the latest checkpoint"

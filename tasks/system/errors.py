@@ -109,6 +109,26 @@ def causes(error: BaseException) -> list[BaseException]:
     return found
 
 
+def is_lost_peer(error: BaseException) -> bool:
+    """Return whether another member of the cluster died or hangs: what tf.distribute raises, or that JAX could not sum
+    over processes on CPUs.
+
+    JAX says so as a ValueError, or one of its own, as it says everything: there is no class for it. No issue known. Red
+    without it: test_processes_on_jax.py.
+    """
+    names = ("AbortedError", "CancelledError", "DeadlineExceededError", "UnavailableError")
+    return type(error).__name__ in names or "Gloo " in str(error)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the machine or a device has no memory left, as Python, TensorFlow or JAX say so."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "ResourceExhaustedError"
+        or "RESOURCE_EXHAUSTED" in str(error)
+    )
+
+
 def one_line(error: BaseException) -> str:
     """Return an error's type and message as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

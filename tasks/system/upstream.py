@@ -199,15 +199,6 @@ def let_gloo_listen_at(host: str) -> None:
     _jax.make_gloo_tcp_collectives = functools.partial(_jax.make_gloo_tcp_collectives, hostname=host)
 
 
-def is_lost_peer(error: BaseException) -> bool:
-    """Return whether JAX could not sum over processes on CPUs because one of them has gone.
-
-    It says so as a ValueError, or one of its own, as it says everything: there is no class for it. No issue known. Red
-    without it: test_processes_on_jax.py.
-    """
-    return "Gloo " in str(error)
-
-
 # TensorFlow.
 
 

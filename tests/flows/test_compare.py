@@ -638,6 +638,18 @@ def test_a_comparison_that_was_killed_goes_on_with_what_is_missing(prepared_proj
     assert sorted(statuses.values()).count("KILLED") == 1, "the training that was killed, and no other"
 
 
+@pytest.mark.slow
+def test_one_mistake_in_all_trainings_is_one_message(prepared_project, run):
+    (prepared_project / "own_models.py").write_text(MODELS)
+    result = run(
+        ["stratagem", "compare", "--strategies", "one_device", "--set", "optimizer.kind=own_models:broken"]
+    )  # fmt: skip
+    assert result.returncode == 2, result.stderr
+    (message,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert message.startswith("error: optimizer.kind = 'own_models:broken' cannot be created")
+    assert message.count("own_models:broken") == 1
+
+
 @pytest.mark.exhaustive
 def test_when_nothing_works_the_reasons_are_the_message(prepared_project, run):
     (prepared_project / "own_models.py").write_text(MODELS)
@@ -650,7 +662,7 @@ def test_when_nothing_works_the_reasons_are_the_message(prepared_project, run):
     (message,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     for word in (
         "no strategy worked",
-        "one_device, fit: train failed",
+        "one_device, fit: model.name = 'own_models:broken'",
         "no second model",
         "mirrored, fit: train.global_",
     ):

@@ -387,6 +387,22 @@ def dropping(input_shape, num_classes, dropout):
 def needs_nothing(input_shape, num_classes):
     return build(input_shape, num_classes)
 
+def forgets_to_return(input_shape, num_classes):
+    needs_nothing(input_shape, num_classes)
+
+def fails(input_shape, num_classes):
+    return [][num_classes]
+
+def leaves(input_shape, num_classes):
+    raise SystemExit("no licence")
+
+class Fails(keras.Model):
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+
+    def call(self, images):
+        return images.nowhere
+
 text = "not a function"
 """
 
@@ -396,9 +412,10 @@ def own_models(project, own_imports):
     """The project with models of the user's own, and this process as before afterwards."""
     (project / "own_models.py").write_text(OWN)
     (project / "broken_models.py").write_text("import keras\nraise RuntimeError('no licence')\n")
+    (project / "leaving_models.py").write_text("import sys\nsys.exit('no licence')\n")
     (project / "needy_models.py").write_text("import a_package_that_is_not_there\n")
     yield project
-    for name in ("own_models", "broken_models", "needy_models"):
+    for name in ("own_models", "broken_models", "leaving_models", "needy_models"):
         sys.modules.pop(name, None)
 
 
@@ -423,6 +440,11 @@ def test_a_model_of_the_users_own(own_models):
         ("gone_models:build", {}, ["gone_models:build", "no module 'gone_models'"]),
         ("needy_models:build", {}, ["needy_models:build", "no module 'a_package_that_is_not_there'"]),
         ("broken_models:build", {}, ["broken_models:build", "RuntimeError: no licence"]),
+        ("leaving_models:build", {}, ["leaving_models:build", "SystemExit: no licence, leaving_models.py line 2"]),
+        ("own_models:forgets_to_return", {}, ["own_models:forgets_to_return", "NoneType", "must return a Keras model"]),
+        ("own_models:fails", {}, ["own_models:fails", "IndexError", "own_models.py line 20"]),
+        ("own_models:leaves", {}, ["own_models:leaves", "SystemExit: no licence, own_models.py line 23"]),
+        ("own_models:Fails", {}, ["own_models:Fails", "AttributeError", "'nowhere'", "own_models.py line 30"]),
         (":build", {}, [":build", "module:function"]),
         ("../models:build", {}, ["../models:build", "module:function"]),
     ],

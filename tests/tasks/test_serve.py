@@ -45,7 +45,9 @@ def test_a_stage_process_serves_requests_and_survives_their_errors(project, tiny
         with pytest.raises(UserError, match="unknown run 'nosuch'"):
             stages.resume_run(noisy, prepared=tiny, run_id="nosuch")
         running = stages.start_run(noisy, prepared=tiny)
-        with pytest.raises(StratagemError, match=r"train failed: RuntimeError: the cause \(--debug shows"):
+        with pytest.raises(
+            UserError, match=r"'own_models:broken' .*RuntimeError: first line the cause, own_models.py line"
+        ):
             client.train(broken, tiny, running)
         trained = client.train(noisy, tiny, running)
         assert trained.epochs == 1

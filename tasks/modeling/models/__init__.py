@@ -24,7 +24,7 @@ from tasks import config
 from tasks.modeling import own_code
 from tasks.records import Feature, PreparedDataset, as_input
 from tasks.system import machine, units, upstream
-from tasks.system.errors import UserError, last_line, one_line, one_of
+from tasks.system.errors import UserError, last_line, one_of
 
 
 def find_build(name: str) -> Callable[..., Any]:
@@ -100,21 +100,17 @@ def build(model: config.Model, prepared: PreparedDataset, normalization: str) ->
     only_image = len(features) == 1 and next(iter(features.values())).kind == "image"
     _refuse_unfit(model, function, prepared, normalization, only_image)
     shape = features if takes_features(function) else next(iter(features.values())).shape
-    try:
+    what = f"model.name = '{model.name}' with model.options = {model.options}"
+    with own_code.blamed(f"{what} cannot be built for {_described(features)}"):
         core = function(shape, target.num_outputs, **model.options)
-    except (TypeError, ValueError) as error:
-        if upstream.is_lost_peer(error):
-            raise
-        raise UserError(
-            f"model.name = '{model.name}' with model.options = {model.options} cannot be built for "
-            f"{_described(features)} ({one_line(error)})"
-        ) from error
-    inputs = {
-        name: keras.Input(feature.shape, dtype=feature.dtype, name="pixels" if only_image else name)
-        for name, feature in features.items()
-    }
-    normalized = {name: _normalized(inputs[name], name, feature, normalization) for name, feature in features.items()}
-    outputs = core(as_input(normalized))
+        if not callable(core):
+            raise UserError(f"{what} returns a {type(core).__name__}, but must return a Keras model")
+        inputs = {
+            name: keras.Input(feature.shape, dtype=feature.dtype, name="pixels" if only_image else name)
+            for name, feature in features.items()
+        }
+        normalized = {name: _normalized(inputs[name], name, one, normalization) for name, one in features.items()}
+        outputs = core(as_input(normalized))
     if target.mean:
         # The model learns standardized numbers, whatever the target's unit is.
         deviation, full = np.array([one or 1.0 for one in target.deviation]), keras.config.dtype_policy().variable_dtype

@@ -12,8 +12,7 @@ import keras
 
 from tasks import config
 from tasks.modeling import own_code
-from tasks.system import upstream
-from tasks.system.errors import StratagemError, UserError
+from tasks.system.errors import UserError, shown
 from tasks.training import Training
 
 log = logging.getLogger(__name__)
@@ -87,6 +86,10 @@ class OwnCallback(keras.callbacks.Callback):
                         f"{KEY}: {self.name}.on_epoch_end changes logs['{name}'], a metric that the training or "
                         "another callback gives. Use another name"
                     )
+            for name in logs.keys() - before.keys():
+                where = f"{self.name}.on_epoch_end sets logs['{name}'] = {shown(logs[name])}, which is not a number"
+                with own_code.blamed(f"{KEY}: {where}"):
+                    float(logs[name])
         if method == "on_train_begin" and self.remembers and self._saved and self._saved["state"] is not None:
             self._call("restore", self._saved["state"])
         self.over |= model.stop_training and not stopped
@@ -97,13 +100,9 @@ class OwnCallback(keras.callbacks.Callback):
         return function is not getattr(keras.callbacks.Callback, method)
 
     def _call(self, method: str, *args: Any) -> Any:
-        try:
+        step = self.position.step + self.position.offset
+        with own_code.blamed(f"{KEY}: {self.name}.{method} fails at step {step}"):
             return getattr(self.made, method)(*args)
-        except Exception as error:
-            if isinstance(error, StratagemError) or upstream.is_lost_peer(error):
-                raise
-            where = f"{self.name}.{method} fails at step {self.position.step + self.position.offset}"
-            raise UserError(f"{KEY}: {where} ({own_code.described(error)})") from error
 
 
 def _handing_on(method: str) -> Callable[..., None]:

@@ -118,6 +118,16 @@ class Failing(keras.callbacks.Callback):
         raise KeyError("nowhere")
 
 
+class Leaving(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise SystemExit(3)
+
+
+class Wordy(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        logs["mine"] = "text"
+
+
 class Unlike(keras.callbacks.Callback):
     def on_epoch_end(self, logs):
         pass
@@ -292,6 +302,8 @@ def test_a_training_that_a_callback_stopped_is_not_carried_on(tiny, train, parts
     ("callbacks", "said"),
     [
         ("parts:Failing", "parts:Failing.on_test_end fails at step 6 .KeyError: 'nowhere', parts.py line"),
+        ("parts:Leaving", "parts:Leaving.on_epoch_end fails at step 6 .SystemExit: 3, parts.py line"),
+        ("parts:Wordy", r"parts:Wordy.on_epoch_end sets logs\['mine'\] = 'text', which is not a number"),
         ("parts:Unkept", "parts:Unkept.state.. returns a state that JSON cannot store"),
         ("{parts:Slower: {key: accuracy}}", r"parts:Slower.on_epoch_end changes logs\['accuracy'\], a metric that"),
         ("parts:Slower, parts:Slower", r"parts:Slower 2.on_epoch_end changes logs\['seen'\], a metric that"),
