@@ -1,8 +1,10 @@
 """Determines the kind of each column of a table: from the description, or else from the first rows."""
 
+import json
 import math
 import os
 import re
+import shlex
 import textwrap
 import unicodedata
 from collections import Counter
@@ -49,21 +51,30 @@ EXACT = 2**53
 """float64 cannot represent all larger whole numbers, so a column with such values is an identifier."""
 TIMES = (
     "", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M%p", " %I:%M:%S %p", "T%H:%M:%S", ", %H:%M",
-    ", %H:%M:%S", ", %I:%M %p", ", %I:%M:%S %p", " %H:%M:%S %Z", " %H:%M:%S.%f %Z",
+    ", %H:%M:%S", ", %I:%M %p", ", %I:%M:%S %p", " %H:%M:%S %Z", " %H:%M:%S.%f %Z", " %H:%M:%S,%f", " %H:%M:%S %z",
+    ":%H:%M:%S", ":%H:%M:%S %z",
 )  # fmt: skip
 DATES = (
     "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%d/%m/%y",
     "%m/%d/%y", "%d.%m.%y", "%d-%m-%y", "%m-%d-%y", "%y-%m-%d", "%d %b %Y", "%d %B %Y", "%d. %B %Y", "%d %b, %Y",
-    "%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%B %d %Y", "%d-%b-%Y", "%d-%b-%y", "%d %b %y", "%A, %B %d, %Y",
-    "%A, %d %B %Y", "%a, %d %b %Y", "%b %Y", "%B %Y", "%b-%y", "%m/%Y", "%Y年%m月%d日",
+    "%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%B %d %Y", "%d-%b-%Y", "%d-%b-%y", "%d %b %y", "%d/%b/%Y", "%d%b%Y",
+    "%d%b%y", "%A, %B %d, %Y", "%A, %d %B %Y", "%a, %d %b %Y", "%b %Y", "%B %Y", "%b-%y", "%m/%Y", "%Y年%m月%d日",
 )  # fmt: skip
-CLOCKS = ("%H:%M:%S", "%H:%M:%S.%f", "%H:%M", "%I:%M %p", "%I:%M:%S %p")
-FORMATS = (*(f"{day}{time}" for day in DATES for time in TIMES), *CLOCKS, "%a %b %d %H:%M:%S %Y")
+CLOCKS = ("%H:%M:%S", "%H:%M:%S.%f", "%H:%M", "%I:%M %p", "%I:%M%p", "%I:%M:%S %p")
+FORMATS = (
+    *(f"{day}{time}" for day in DATES for time in TIMES),
+    *CLOCKS,
+    "%a %b %d %H:%M:%S %Y",
+    "%a %b %d %H:%M:%S %z %Y",
+)
 """Common formats of dates and of times of day besides ISO 8601."""
 LETTERS = re.compile("%[AaBbpZ]|T")
 """Marks a format that contains letters."""
 WHOLE_NUMBER = re.compile(r"[+-]?\d+(\.0+)?")
-COMPACT_DATE = re.compile(r"(19|20)\d{6}")
+COMPACT_DATES = {"%Y%m%d": re.compile(r"(19|20)\d{6}"), "%Y%m%d%H%M%S": re.compile(r"(19|20)\d{12}")}
+ISO_START = re.compile(r"\d{4}[-/.]|\d{8}T\d{4}")
+DATE = re.compile(r"(\d{4}([-/.])\d\d?\2\d\d?|\d\d?([-/.])\d\d?\3\d{4})(\D\s?\d\d?[:.]\d\d.{,15})?")
+SEASON = re.compile(r"\d\d(\d\d)[-/](\d\d)")
 MAX_FOLDERS = 20
 """If image paths lead to more places next to the table, DVC tracks the whole folder of the table."""
 ROLES = ("split_column", "group", "time", "weight")
@@ -124,10 +135,15 @@ def _check_roles(dataset: config.Table, file: TableFile) -> None:
     for key, names in keys.items():
         for name in names:
             if name not in file.names:
-                is_said = not file.header_lines or doubtful_header(file)
-                header = "" if is_said else ". If its first line is not a header: --set dataset.header=null"
+                hint = ""
+                if file.header_lines and len(file.names) == 1:
+                    hint = (
+                        f". If another sign than {file.delimiter!r} separates its values: --set dataset.delimiter=SIGN"
+                    )
+                elif file.header_lines and not doubtful_header(file):
+                    hint = ". If its first line is not a header: --set dataset.header=null"
                 raise UserError(
-                    f"dataset.{key}: {one_of('column', name, file.names)} (dataset.source = '{file.source}'){header}"
+                    f"dataset.{key}: {one_of('column', name, file.names)} (dataset.source = '{file.source}'){hint}"
                 )
     learned = {name: f"of kind {kind} in dataset.columns" for name, kind in given.items() if kind != "ignore"}
     for name, what in (learned | dict.fromkeys(dataset.target, "dataset.target")).items():
@@ -184,12 +200,13 @@ class _Sample:
         # A full-width sign is the same sign.
         lines = unicodedata.normalize("NFKC", self.lines)
         texts = lines.split("\n")
-        marks = {*re.findall(f"{cells.CURRENCY}|%", re.sub(r"\d[\d.,\s-]*", " ", lines))}
+        found = re.findall(f"{cells.CURRENCY}|%", re.sub(r"\d[\d.,\s-]*", " ", lines))
+        marks = {mark.removesuffix(".") for mark in found}
         if len(currencies := sorted(marks - {"%"})) > 1:
             raise UserError(
                 f"dataset.source = '{dataset.source}': the column '{self.name}' has numbers in several currencies: "
-                f"{listed([repr(one) for one in currencies])}. Convert them to one, or make the column a category: "
-                f"--set dataset.columns.{self.name}=category"
+                f"{listed([repr(one) for one in currencies])}. Convert them to one"
+                f"{_as_words(self.name, dataset)}"
             )
         times = {mark: sum(mark in text for text in texts) for mark in sorted(marks)}
         return [
@@ -222,7 +239,8 @@ def fill_in(dataset: config.Table, file: TableFile) -> tuple[config.Table, list[
     """
     given, others = dataset.columns or {}, _not_described(dataset, file)
     notes: list[str] = []
-    looked = _look(file, dict.fromkeys([*others, *dataset.target, *([dataset.time] if dataset.time else [])]), dataset)
+    roles = [name for name in (dataset.time, dataset.weight, *dataset.metadata) if name is not None]
+    looked = _look(file, dict.fromkeys([*others, *dataset.target, *roles]), dataset)
     if dataset.decimal is None:
         decimal, notes = _decimal(dataset, looked.values(), file.delimiter)
         dataset = dataset.model_copy(update={"decimal": decimal if decimal == "," or notes else None})
@@ -245,6 +263,8 @@ def fill_in(dataset: config.Table, file: TableFile) -> tuple[config.Table, list[
     if task == "regression":
         notes += [f"'{one.name}': {note}" for one in targets for note in one.notes(dataset)]
     categories = [name for name, column in columns.items() if column.kind == "category" and name in looked]
+    if task == "classification" and (why := _why_words(targets[0])):
+        notes.append(f"'{targets[0].name}': {why}")
     for name in (*(dataset.target if task == "classification" else ()), *categories):
         notes += _notes_on_categories(looked[name], dataset)
     if dataset.time is not None and dataset.time not in columns:
@@ -321,7 +341,7 @@ def _decimal(dataset: config.Table, looked: Iterable[_Sample], delimiter: str) -
     for sample in looked:
         texts = [value for value in sample.told if isinstance(value, str)]
         marked = [text for text in texts if "," in text or "." in text]
-        if not marked or (sample.name in dataset.target and dataset.separator is not None):
+        if not marked or _are_words(sample.name, dataset):
             continue
         readings: list[str] = []
         for most in (0.0, MISTAKES):  # A reading with mistakes counts only if no other one fits all values.
@@ -343,7 +363,7 @@ def _decimal(dataset: config.Table, looked: Iterable[_Sample], delimiter: str) -
         raise UserError(
             f"dataset.source = '{dataset.source}': the column '{name}' has numbers with a decimal comma, such as "
             f"'{with_comma}', and '{point}' some with a decimal point, such as '{with_point}'. Write all in the "
-            f"same way, or make the column a category: --set dataset.columns.{name}=category"
+            f"same way{_as_words(name, dataset)}"
         )
     if either and not points and not commas_there:
         name, one = next(iter(either.items()))
@@ -351,12 +371,43 @@ def _decimal(dataset: config.Table, looked: Iterable[_Sample], delimiter: str) -
         raise UserError(
             f"dataset.source = '{dataset.source}': the {mark} in '{one}' of the column '{name}' may be a decimal "
             f"mark or separate thousands. For a decimal mark: --set \"dataset.decimal='{fraction}'\"; for thousands: "
-            f"--set \"dataset.decimal='{thousands}'\"; for words: --set dataset.columns.{name}=category"
+            f"--set \"dataset.decimal='{thousands}'\"{_as_words(name, dataset)}"
         )
     decimal, mark, other = (",", "point", ".") if commas_there else (".", "comma", ",")
     between = [(name, one) for name, one in (either | probably_fractions).items() if other in one]
     said = ["numbers are written as 3,14"] if commas_there else []
     return decimal, said + [f"the {mark} of '{one}' in '{name}' separates thousands" for name, one in between]
+
+
+def _are_words(name: str, dataset: config.Table) -> bool:
+    """Return whether the description says that the values of a column are not numbers."""
+    is_class = dataset.task in ("classification", "multilabel") or dataset.separator is not None
+    return (name in dataset.target and is_class) or dataset.metadata.get(name, "number") != "number"
+
+
+def _as_words(name: str, dataset: config.Table) -> str:
+    """Return the end of a question about the numbers of a column: the option that reads them as words, if any can."""
+    if name in (dataset.weight, dataset.time) or (name in dataset.target and len(dataset.target) > 1):
+        return ""
+    if name in dataset.target:
+        option = "--set dataset.task=classification"
+    elif name in dataset.metadata:
+        option = _option(f"dataset.metadata.{name}=category")
+    else:
+        option = _column_option(name, "category")
+    return f"; to read '{name}' as words: {option}"
+
+
+def _column_option(name: str, value: str) -> str:
+    """Return the option that describes a column; an equals sign in its name would end the key of a setting."""
+    key = f"dataset.columns={{{json.dumps(name, ensure_ascii=False)}: {value}}}"
+    return _option(key if "=" in name else f"dataset.columns.{name}={value}")
+
+
+def _option(setting: str) -> str:
+    """Return ``--set SETTING`` as a shell takes it."""
+    quoted = shlex.quote(setting)
+    return f"--set {quoted}" if quoted == setting or re.search(r'["$`!\\]', setting) else f'--set "{setting}"'
 
 
 def _kind(sample: _Sample, dataset: config.Table) -> _Guess:
@@ -370,12 +421,15 @@ def _kind(sample: _Sample, dataset: config.Table) -> _Guess:
     if distinct == 1 and len(values) > 1 and len(present) == len(values):
         return _Guess("ignore", "the same in all rows")
     if told and bool not in map(type, told):
-        if all(isinstance(value, str) and COMPACT_DATE.fullmatch(value) for value in told) and (
-            _share_of_dates(told, "%Y%m%d") == 1
-        ):
-            return _Guess("datetime", "; ".join(["written as %Y%m%d", *sample.absent()]), "%Y%m%d")
+        for digits, pattern in COMPACT_DATES.items():
+            if all(isinstance(value, str) and pattern.fullmatch(value) for value in told) and (
+                _share_of_dates(told, digits) == 1
+            ):
+                return _Guess("datetime", "; ".join([f"written as {digits}", *sample.absent()]), digits)
         if sample.are_numbers(MISTAKES):
             return _kind_of_numbers(sample, dataset)
+        if _are_seasons(told):
+            return _Guess("category", f"years such as {told[0]}, not months")
         if _are_iso(told):
             return _Guess("datetime", "; ".join(sample.absent()))
         if (form := _format_of(sample, dataset)) is not None:
@@ -386,24 +440,29 @@ def _kind(sample: _Sample, dataset: config.Table) -> _Guess:
     unspaced = {text: UNSPACED_CHARACTER.sub(" x ", text) for text in texts}
     length = sum(len(unspaced[text].split()) * times for text, times in texts.items()) / len(present)
     has_letters = any(map(str.isalpha, "".join(islice(texts, SAMPLE))))
-    if length >= WORDS_OF_A_TEXT and distinct > len(present) / 2 and has_letters:
+    why = _why_words(sample)
+    if not why and length >= WORDS_OF_A_TEXT and distinct > len(present) / 2 and has_letters:
         are_spaced = all(text == one for text, one in unspaced.items())
         return _Guess("text", "" if are_spaced else "each character is a word, as there are no spaces")
-    units = {found and found[1] for found in map(WITH_UNIT.fullmatch, texts)} - ORDINALS
-    why = ""
-    if 0 < len(units) <= MAX_UNITS and None not in units:
-        why = f"words, because the numbers have {listed(sorted(map(repr, units)))} after them"
     if distinct == len(values) and len(values) >= FEWEST:
         return _Guess("ignore", "; ".join(["a different value in each row", *filter(None, [why])]))
-    if why:
-        return _Guess("category", why)
     if {text.lower() for text in texts} <= splits.WORDS.keys():
-        return _Guess("category", f"names of splits: --set dataset.split_column={name} uses them")
-    words = [value for value in told if isinstance(value, str)]
+        return _Guess("category", f"names of splits: {_option(f'dataset.split_column={name}')} uses them")
+    return _Guess("category", why)
+
+
+def _why_words(sample: _Sample) -> str:
+    """Return why values that look like numbers or dates are read as words; nothing about other values."""
+    words = [value for value in sample.told if isinstance(value, str)]
     words = words[:: 1 + len(words) // SAMPLE]
+    units = [found[1] for found in map(WITH_UNIT.fullmatch, words) if found and found[1] not in ORDINALS]
+    if len(units) > len(words) / 2 and len(set(units)) <= MAX_UNITS:
+        return f"words, because the numbers have {listed(sorted(map(repr, set(units))))} after them"
+    if sum(DATE.fullmatch(word) is not None for word in words) > len(words) / 2:
+        return "words, because no form of a date fits all values"
     numeric = sum(n for word, n in Counter(words).items() if replace(sample, told=[word]).are_numbers())
     share = numeric / max(1, len(words))
-    return _Guess("category", f"{share:.0%} of its values are numbers" if share > 0.5 else "")
+    return f"{share:.0%} of its values are numbers" if 0.5 < share < 1 else ""
 
 
 def _kind_of_numbers(sample: _Sample, dataset: config.Table) -> _Guess:
@@ -433,8 +492,15 @@ def _kind_of_numbers(sample: _Sample, dataset: config.Table) -> _Guess:
 def _are_iso(told: list[Any]) -> bool:
     """Return whether values are dates and times in ISO 8601."""
     some = told[:SAMPLE]
-    marked = sum(not isinstance(value, str) or bool(re.match(r"\d{4}[-/.]", value)) for value in some)
+    marked = sum(not isinstance(value, str) or bool(ISO_START.match(value)) for value in some)
     return marked >= (1 - MISTAKES) * len(some) and _are(told, lambda values: cells.days(values, ""), MISTAKES)
+
+
+def _are_seasons(told: list[Any]) -> bool:
+    """Return whether values are years such as 2010-11: months would not all be the one after the year's last digits."""
+    different = set(told)
+    found = [isinstance(value, str) and SEASON.fullmatch(value) for value in different]
+    return len(different) > 2 and all(one and (int(one[1]) + 1) % 100 == int(one[2]) for one in found)
 
 
 def _format_of(sample: _Sample, dataset: config.Table) -> str | None:
@@ -463,7 +529,7 @@ def _format_of(sample: _Sample, dataset: config.Table) -> str | None:
             return fitting[0]
     name = sample.name
     kind = "ignore" if name == dataset.time else "datetime"  # Rows are ordered by it, and a model need not see it.
-    ways = " or ".join(f"--set \"dataset.columns.{name}={{kind: {kind}, format: '{form}'}}\"" for form in fitting)
+    ways = " or ".join(_column_option(name, f"{{kind: {kind}, format: '{form}'}}") for form in fitting)
     raise UserError(
         f"dataset.source = '{dataset.source}': the dates of the column '{name}', such as {', '.join(some[:3])}, can be "
         f"read in {len(fitting)} ways. Choose one: {ways}"
@@ -472,7 +538,7 @@ def _format_of(sample: _Sample, dataset: config.Table) -> str | None:
 
 def _date(text: str, form: str) -> datetime | None:
     has_letters = any(map(str.isalpha, text))
-    if (":" in text) != ("%M" in form) or (has_letters != bool(LETTERS.search(form)) and text.isascii()):
+    if (":" in text) != (":" in form) or (has_letters != bool(LETTERS.search(form)) and text.isascii()):
         return None  # At once: there are many forms.
     if re.search(r":\d(?!\d)", text):
         return None  # 16:9 is not a time.
@@ -497,12 +563,19 @@ def _spellings(values: Iterable[Any]) -> Counter[str]:
 
 
 def _notes_on_categories(sample: _Sample, dataset: config.Table) -> list[str]:
-    """Return notes about words that are read as missing, and about values that differ only in case or spaces."""
+    """Return notes about words that are read as missing or may mean it, and about values that differ only in case or
+    spaces."""
     texts = _spellings(value for value in sample.values if isinstance(value, str))
     notes = [
         f"{texts[text]:,} of {len(sample.values):,} rows of '{sample.name}' are '{text}', read as missing; to keep it "
         f"as a value: --set \"dataset.not_missing=['{text}']\""
         for text in sorted(cells.MISSING_TEXTS - {""} - set(dataset.not_missing))
+        if texts[text]
+    ]
+    notes += [
+        f"{texts[text]:,} of {len(sample.values):,} rows of '{sample.name}' are '{text}', read as a value; leave the "
+        "cell empty where there is none"
+        for text in sorted(cells.NO_NUMBER - cells.MISSING_TEXTS)
         if texts[text]
     ]
     alike: dict[str, str] = {}
@@ -525,6 +598,8 @@ def _task(dataset: config.Table, targets: Sequence[_Sample]) -> str:
     """
     if dataset.separator is not None:
         return "multilabel"
+    if len(targets) > 1:
+        targets = [replace(one, told=list(map(cells.truth, one.told))) for one in targets]
     for one in targets:
         if one.is_nested:
             raise UserError(
@@ -535,7 +610,8 @@ def _task(dataset: config.Table, targets: Sequence[_Sample]) -> str:
     if len(targets) > 1 and words:
         raise UserError(
             f"dataset.target = '{', '.join(dataset.target)}': the column '{words[0].name}' has values that are not "
-            "numbers. Several targets must all be labels of 0 and 1, or numbers of a regression. Leave this column out"
+            "numbers. Several targets must all be labels of 0 and 1, or numbers of a regression. Leave this column out "
+            f"(dataset.source = '{dataset.source}')"
         )
     told = targets[0].told
     if not told or (any(isinstance(value, bool) for value in told) and len(targets) == 1):
@@ -553,8 +629,8 @@ def _task(dataset: config.Table, targets: Sequence[_Sample]) -> str:
 def _refuse_labels_in_one_text(dataset: config.Table, target: _Sample) -> None:
     """Refuse a target whose values may be several labels: hot, wet and hot;wet would be three classes."""
     texts = {cells.spelled(value) for value in target.present}
-    for mark in (";", "|", ","):
-        several = {text for text in texts if mark in text}
+    for mark in (";", "|", ",", "/"):
+        several = {text for text in texts if mark in text and all(map(str.strip, text.split(mark)))}
         labels = {part.strip() for text in several for part in text.split(mark)}
         if labels & texts and len(labels | texts - several) < len(texts):
             one = min(several, key=lambda text: (-sum(part.strip() in texts for part in text.split(mark)), text))

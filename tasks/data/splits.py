@@ -65,7 +65,13 @@ def split_rows(labels: Rows, names: Sequence[str], dataset: config.LocalDescript
     return by_class(labels, names, dataset, counts_of(dataset, len(labels), ["test"]))
 
 
-def by_class(labels: Rows, names: Sequence[str], dataset: config.LocalDescription, counts: Mapping[str, int]) -> Parts:
+def by_class(
+    labels: Rows,
+    names: Sequence[str],
+    dataset: config.LocalDescription,
+    counts: Mapping[str, int],
+    named_target: str = "",
+) -> Parts:
     """Return the rows of each split, ascending: int64 (n,) each.
 
     Every class contributes the same share to a split, at least one example but never all, so that the class frequencies
@@ -76,6 +82,7 @@ def by_class(labels: Rows, names: Sequence[str], dataset: config.LocalDescriptio
         names: of the classes.
         dataset: its ``seed`` chooses the rows.
         counts: the sizes of the test and the validation split, unless they are not drawn.
+        named_target: the column of the classes, for the message.
 
     Raises:
         UserError: a class has fewer than two examples.
@@ -88,9 +95,11 @@ def by_class(labels: Rows, names: Sequence[str], dataset: config.LocalDescriptio
         own = labels[left]
         sizes = np.bincount(own, minlength=len(names))
         if (few := np.flatnonzero(sizes < 2)).size:
+            others = f". {few.size:,} of {len(names):,} classes have too few" if few.size > 1 else ""
             raise UserError(
-                f"dataset.source = '{dataset.source}': the class '{names[few[0]]}' has too few examples "
-                f"({sizes[few[0]]}): it needs one to train on and one to test on. Add some, or leave the class out"
+                f"dataset.source = '{dataset.source}'{named_target}: the class '{names[few[0]]}' has too few examples "
+                f"({sizes[few[0]]}): it needs one to train on and one to test on. Add some, or leave the class "
+                f"out{others}"
             )
         exact = sizes * (counts[name] / len(own))
         shares = np.floor(exact).astype(np.int64)

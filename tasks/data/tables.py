@@ -16,7 +16,7 @@ import pandas as pd
 
 from tasks import config
 from tasks.data.encoding.cells import MISSING_TEXTS, NO_NUMBER, Values, Wanted, open_parquet, spelled, values_of
-from tasks.data.encoding.inputs import codec_of, names_of, noted, parsed_json
+from tasks.data.encoding.inputs import codec_of, names_of, noted, parsed_json, skips_spaces
 from tasks.system import background
 from tasks.system.errors import UserError, cut, listed
 from tasks.system.files import is_encoding
@@ -58,6 +58,8 @@ class TableFile:
         self._quoting: Literal[0, 3] = csv.QUOTE_NONE if dataset.quoting == "none" else csv.QUOTE_MINIMAL
         self._kept: list[Chunk] = []
         self.header_lines = 0
+        self._header: list[str] = []
+        self._skips_spaces = False
         self.has_row_names = False
         """Whether the header has one name fewer than the rows have values, as R writes it."""
         self._rows_are_checked = self.suffix in (".parquet", ".jsonl")
@@ -92,7 +94,8 @@ class TableFile:
                 found = f" ({error.object[max(0, error.start - 10) : error.end + 10]!r})"
             raise self.refused(
                 f"its text is not {self._dataset.encoding}{found}. Set its encoding, such as --set dataset.encoding="
-                "cp1252 (Western Europe), gb18030 (Chinese), cp932 (Japanese) or utf-16, or save it as utf-8"
+                "cp1252 (Western Europe), cp1250 (Central Europe), cp1251 (Cyrillic), gb18030 (Chinese), cp932 "
+                "(Japanese) or utf-16, or save it as utf-8"
             ) from None
         except NOT_READ as error:
             raise self.refused(f"cannot be read ({cut(str(error))})") from None
@@ -105,13 +108,16 @@ class TableFile:
         header = self._dataset.header
         with self._open() as file:
             above = (header or 1) - 1
-            reader = self._csv_reader(islice(file, above, above + LINES_LOOKED_AT))
+            lines = list(islice(file, above, above + LINES_LOOKED_AT))
+            self._skips_spaces = skips_spaces(lines, self.delimiter)
+            reader = self._csv_reader(lines)
             first: list[str] = next(reader, [])
             if header is None:
                 return [f"column_{place}" for place in range(1, len(first) + 1)]
             self.header_lines = above + reader.line_num
+            self._header = first
             names = names_of(first, list(reader))
-            self.has_row_names = len(names) > len(first)
+            self.has_row_names = len(names) > len(first) and names[: len(first)] != names_of(first, [])
         if any("\0" in name for name in names):
             raise UnicodeError  # UTF-16 without its mark.
         # A description may have a name in another Unicode form than the header has now.
@@ -130,7 +136,13 @@ class TableFile:
 
     def _csv_reader(self, lines: Iterable[str], strict: bool = False) -> Any:
         csv.field_size_limit(2**31 - 1)  # A value may be a book: pandas knows no limit either.
-        return csv.reader(lines, delimiter=self.delimiter, quoting=self._quoting, strict=strict)
+        return csv.reader(
+            lines,
+            delimiter=self.delimiter,
+            quoting=self._quoting,
+            skipinitialspace=self._skips_spaces,
+            strict=strict,
+        )
 
     def chunks(self, wanted: Mapping[str, Wanted], names: Collection[str]) -> Iterator[Chunk]:
         """Yield the values of some columns in chunks, which are the same in each pass.
@@ -154,6 +166,7 @@ class TableFile:
         read = {".parquet": self._read_parquet, ".jsonl": self._read_json}.get(self.suffix, self._read_csv)
 
         def converted(frame: pd.DataFrame) -> Chunk:
+            frame = self._without_headers(frame)
             return {name: values_of(frame[name], how) for name, how in wanted.items()}
 
         rows = 0
@@ -165,6 +178,17 @@ class TableFile:
                 yield chunk
         if not rows:
             raise self.refused("it has no rows")
+
+    def _without_headers(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return rows in which one that repeats the header, as in files that were joined, has only missing values."""
+        if self.has_row_names or not self._header:
+            return frame
+        repeats = np.ones(len(frame), bool)
+        for name, text in zip(self.names, self._header, strict=False):
+            if name in frame and not (repeats := repeats & (frame[name] == text).to_numpy(bool)).any():
+                return frame
+        frame.loc[repeats] = None
+        return frame
 
     def _read_csv(
         self, wanted: Mapping[str, Wanted], chunk_rows: int, codes: frozenset[str] = frozenset(), done: int = 0
@@ -192,6 +216,7 @@ class TableFile:
                 keep_default_na=False,
                 decimal=self._dataset.decimal or ".",
                 quoting=self._quoting,
+                skipinitialspace=self._skips_spaces,
                 chunksize=chunk_rows,
                 low_memory=False,
             )
@@ -305,7 +330,7 @@ def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
     named = [match[1] for line in lines[:LINES_ABOVE] if (match := EXCEL_DELIMITER.fullmatch(line.strip()))]
     given = dataset.delimiter or ("\t" if path.suffix.lower() == ".tsv" else None)
     delimiter = given or (named[0] if named else _delimiter(lines))
-    reader, rows, place = csv.reader(lines, delimiter=delimiter), [], 0
+    reader, rows, place = csv.reader(lines, delimiter=delimiter, skipinitialspace=skips_spaces(lines, delimiter)), [], 0
     for row in reader:
         rows.append((place, [spelled(value) for value in row]))
         place = reader.line_num  # A row may have several lines.

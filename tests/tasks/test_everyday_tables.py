@@ -1,12 +1,14 @@
 """Tables as people write them: what is read, what is said of it, and what is asked."""
 
 import json
+import shlex
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from flows.cli.data import _described
 from tasks import config
 from tasks import prepare as stage
 from tasks.data import tables
@@ -23,6 +25,13 @@ PLAIN = [f"{number * 0.37 - 3:.2f}" for number in range(40)]
 
 def quoted(value):
     return '"' + value.replace('"', '""') + '"' if any(sign in value for sign in ',"\n') else value
+
+
+def first_word(text):
+    """The first word of a text as a shell reads it."""
+    words = shlex.shlex(text, posix=True)
+    words.whitespace_split, words.commenters = True, ""
+    return words.get_token()
 
 
 def csv_of(**columns):
@@ -82,6 +91,7 @@ WRITTEN = [
     (["1'200.-", "90.-", "7.5"], [1200, 90, 7.5], ""),
     (["1'200.--", "CHF 90.--", "7.5"], [1200, 90, 7.5], ""),
     (["1.200,- €", "90,– €", "7,5 €"], [1200, 90, 7.5], "numbers with €"),
+    (["Rs. 1,200/-", "Rs. 90.50/-", "Rs 7/-"], [1200, 90.5, 7], "numbers with Rs"),
 ]
 
 
@@ -96,7 +106,25 @@ def test_numbers_are_read_as_people_write_them(texts, expected, said):
 
 
 @pytest.mark.parametrize(
-    "mark", ["#DIV/0!", "?", "-", "n.a.", "N/A", "#VALUE!", " ", "$ -", "UNKNOWN", "..", "\\N", "#NV"]
+    "mark",
+    [
+        "#DIV/0!",
+        "?",
+        "-",
+        "n.a.",
+        "N/A",
+        "#VALUE!",
+        " ",
+        "$ -",
+        "UNKNOWN",
+        "..",
+        "\\N",
+        "#NV",
+        "k. A.",
+        "S/D",
+        "Nd",
+        ".a",
+    ],
 )
 def test_what_stands_for_no_number_is_missing_and_counted(mark):
     texts = [mark if row % 4 == 1 else text for row, text in enumerate(PLAIN)]
@@ -170,6 +198,32 @@ def test_what_may_mean_two_things_is_asked_and_each_answer_is_taken(texts, messa
         guess(content, **answer)
 
 
+@pytest.mark.parametrize("name", ["Unit Price", "Ann's $", 'a "b"', "p=q", "a.b", "naïve `x`!", "a\\b"])
+@pytest.mark.parametrize("texts", [texts for texts, *_ in ASKED])
+def test_each_option_in_a_question_works_as_it_is_typed(name, texts):
+    content = csv_of(**{quoted(name): times_of(texts)}, plain=times_of(["1", "2", "4"]))
+    with pytest.raises(UserError) as asked:
+        guess(content.replace(quoted(name), '"' + name.replace('"', '""') + '"', 1))
+    options = [first_word(end).rstrip(";.") for end in str(asked.value).split("--set ")[1:]]
+    assert options
+    for option in options:
+        guess(content.replace(quoted(name), '"' + name.replace('"', '""') + '"', 1), **_described([option]))
+
+
+def test_a_target_that_may_be_a_number_can_be_read_as_classes():
+    content = csv_of(label=times_of(["1,234", "2,500", "1,700"]), plain=times_of(["1", "2", "4"]))
+    with pytest.raises(UserError, match=r"to read 'label' as words: --set dataset\.task=classification"):
+        guess(content)
+    assert guess(content, task="classification")[0].task == "classification"
+
+
+@pytest.mark.parametrize("role", [{"weight": "own"}, {"metadata": {"own": "number"}}, {"time": "own"}])
+def test_a_decimal_comma_is_found_in_a_column_with_a_role(role):
+    content = csv_of(own=PLAIN, plain=times_of(["1", "2", "4"])).replace("-", "").replace(",", ";").replace(".", ",")
+    dataset, _ = guess(content, **role)
+    assert dataset.decimal == ","
+
+
 DATES = [
     (["31/12/2025", "01/02/2025", "15/06/2024"], ["2025-12-31", "2025-02-01", "2024-06-15"], "%d/%m/%Y"),
     (["12/31/2025", "02/01/2025", "06/15/2024"], ["2025-12-31", "2025-02-01", "2024-06-15"], "%m/%d/%Y"),
@@ -201,6 +255,27 @@ DATES = [
     ),
     (["08:15:30", "18:30:00"], ["1900-01-01 08:15:30", "1900-01-01 18:30"], "%H:%M:%S"),
     (["08:15", "18:30"], ["1900-01-01 08:15", "1900-01-01 18:30"], "%H:%M"),
+    (["8:15PM", "6:30AM"], ["1900-01-01 20:15", "1900-01-01 06:30"], "%I:%M%p"),
+    (["31DEC2025", "01FEB2025"], ["2025-12-31", "2025-02-01"], "%d%b%Y"),
+    (["31DEC2025:08:15:00", "01FEB2025:18:30:00"], ["2025-12-31 08:15", "2025-02-01 18:30"], "%d%b%Y:%H:%M:%S"),
+    (["31/Dec/2025", "01/Feb/2025"], ["2025-12-31", "2025-02-01"], "%d/%b/%Y"),
+    (
+        ["Wed, 31 Dec 2025 08:15:00 +0100", "Sat, 01 Feb 2025 18:30:00 +0000"],
+        ["2025-12-31 07:15", "2025-02-01 18:30"],
+        "%a, %d %b %Y %H:%M:%S %z",
+    ),
+    (
+        ["Wed Dec 31 08:15:00 +0000 2025", "Sat Feb 01 18:30:00 +0000 2025"],
+        ["2025-12-31 08:15", "2025-02-01 18:30"],
+        "%a %b %d %H:%M:%S %z %Y",
+    ),
+    (
+        ["2025-12-31 08:15:00,5", "2025-02-01 18:30:00,25"],
+        ["2025-12-31 08:15:00.5", "2025-02-01 18:30:00.25"],
+        "%Y-%m-%d %H:%M:%S,%f",
+    ),
+    (["20251231T081500Z", "20250201T183000Z"], ["2025-12-31 08:15", "2025-02-01 18:30"], None),
+    (["20251231081500", "20250201183000"], ["2025-12-31 08:15", "2025-02-01 18:30"], "%Y%m%d%H%M%S"),
 ]
 
 
@@ -227,6 +302,31 @@ def test_a_word_for_the_present_is_no_date(word, form):
 def test_scores_are_no_times_of_day():
     dataset, _ = guess(csv_of(own=times_of(["21:15", "21:19", "15:21", "21:18"])))
     assert dataset.columns["own"].kind == "category"
+
+
+@pytest.mark.parametrize("mark", "-/")
+def test_seasons_are_no_months(mark):
+    dataset, said = guess(csv_of(own=times_of([f"20{year:02}{mark}{year + 1:02}" for year in range(1, 12)])))
+    assert dataset.columns["own"].kind == "category"
+    assert f"own (years such as 2001{mark}02, not months)" in said
+    for months in (["2010-11", "2010-12", "2011-01"], ["2010-11", "2011-12"]):
+        assert guess(csv_of(own=times_of(months)))[0].columns["own"].kind == "datetime"
+
+
+@pytest.mark.parametrize(
+    "texts", [["31/12/2025", "2025-11-07", "2025-10-08"], ["31.12.2025 08:15 Uhr", "01.02.2025 18:30 Uhr"]]
+)
+@pytest.mark.parametrize("count", [3, 40], ids=["repeated", "distinct"])
+def test_dates_that_no_form_fits_are_words_and_that_is_said(texts, count):
+    texts = [times_of(texts)[row].replace("1", str(1 + row % count % 9), 1) for row in range(40)]
+    dataset, said = guess(csv_of(own=texts))
+    assert dataset.columns["own"].kind in ("category", "ignore")
+    assert "words, because no form of a date fits all values" in said
+
+
+def test_notes_that_begin_with_a_date_are_texts():
+    dataset, _ = guess(csv_of(own=[f"{1 + row % 28:02}.12.2025 paid {row} of the bills" for row in range(40)]))
+    assert dataset.columns["own"].kind == "text"
 
 
 def test_a_time_zone_is_read_alike_on_every_machine(monkeypatch):
@@ -329,6 +429,24 @@ def test_numbers_with_signs_between_them_are_words(texts):
 def test_a_unit_makes_a_word_and_that_is_said(count, form, units):
     _, said = guess(csv_of(own=times_of([form.format(row + 0.5, units[row % len(units)]) for row in range(count)])))
     assert f"words, because the numbers have {', '.join(map(repr, units))} after them" in said
+
+
+@pytest.mark.parametrize("other", ["Varies", "null kg"])
+def test_most_numbers_with_a_unit_are_enough_to_say_so(other):
+    _, said = guess(csv_of(own=[other if row % 6 == 0 else f"{row + 0.5} kg" for row in range(40)]))
+    assert "words, because the numbers have 'kg' after them" in said
+
+
+def test_a_class_that_looks_like_a_number_is_pointed_out():
+    texts = [f"{text}k" for text in times_of(["1.5", "2.5"])]
+    assert "'label': words, because the numbers have 'k' after them" in guess(csv_of(label=texts))[1]
+    assert "'label':" not in guess(csv_of(label=times_of(["1", "2"])))[1]
+
+
+def test_a_column_of_words_says_which_may_mean_a_missing_value():
+    _, said = guess(csv_of(label=times_of(["yes", "no", "?", "no"]), city=times_of(["Bonn", "\\N"])))
+    assert "10 of 40 rows of 'label' are '?', read as a value; leave the cell empty where there is none" in said
+    assert "20 of 40 rows of 'city' are '\\N', read as a value" in said
 
 
 def test_percents_beside_fractions_are_counted():
@@ -622,6 +740,87 @@ def test_utf_16_is_found_by_its_mark():
     assert dataset.encoding == "utf-16"
     with pytest.raises(UserError, match=r"dataset.source = 'own.csv': its text is not utf-8.+utf-16"):
         guess(csv_of().encode("utf-16-le"))
+
+
+@pytest.mark.parametrize("columns", [{}, {"plain": times_of(["u", "v", "w"]), "other": times_of(["p", "q"])}])
+def test_a_header_that_is_repeated_is_no_row(columns, capsys):
+    header, *rows = csv_of(**columns).splitlines()
+    content = "\n".join([header, *rows[:15], header, *rows[15:25], header, *rows[25:]])
+    prepared, _ = prepare(content)
+    assert prepared.target.class_names == ("short", "tall")
+    assert sum(split.num_examples for split in prepared.splits.values()) == 40
+    assert "left out: 2 of 42 rows" in capsys.readouterr().err
+    assert guess("\n".join([header, *rows]))[0].columns == guess(content)[0].columns
+    (read,) = Reader(Wanted({"plain": "text"}, ("text",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
+    assert read.broken == {15: "repeats the header", 26: "repeats the header"}
+
+
+def test_a_row_with_the_name_of_one_column_stays():
+    prepared, _ = prepare(csv_of(up=times_of(["up", "down"]), label=times_of(["label", "no", "yes"])))
+    assert sum(split.num_examples for split in prepared.splits.values()) == 40
+    assert prepared.target.class_names == ("label", "no", "yes")
+
+
+def test_rows_may_end_with_a_delimiter_that_the_header_lacks():
+    header, *rows = csv_of().splitlines()
+    content = "\n".join([header, *(f"{row},," for row in rows)])
+    prepared, said = prepare(content)
+    assert "ignore column 3 (no values), column 4 (no values)" in said
+    np.testing.assert_allclose(numbers_of(prepared, "plain"), sorted(map(float, PLAIN)), rtol=1e-6)
+    (read,) = Reader(Wanted({"plain": "number"}, ("number",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
+    assert list(read.columns["plain"]) == PLAIN
+    with pytest.raises(UserError, match="line 2 has 3"):
+        prepare("\n".join([header, *(f"{row},{number % 2 or ''}" for number, row in enumerate([rows[0]] * 40))]))
+
+
+def test_spaces_may_stand_before_quotes():
+    rows = [f'{PLAIN[row]}, "a, b{row % 3}", "{LABELS[row]}"' for row in range(40)]
+    content = "\n".join(['"plain", "note", "label"', *rows])
+    prepared, _ = prepare(content)
+    assert prepared.target.class_names == ("short", "tall")
+    (read,) = Reader(Wanted({"note": "category"}, ("category",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
+    assert list(read.columns["note"]) == [f"a, b{row % 3}" for row in range(40)]
+    content = "\n".join(["plain,note", *(f'{PLAIN[row]}, "well" he said' for row in range(40))])
+    (read,) = Reader(Wanted({"note": "text"}, ("text",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
+    Path("own.csv").write_text(content)
+    (read,) = Reader(Wanted({"note": "text"}, ("text",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
+    assert list(read.columns["note"]) == [' "well" he said'] * 40, "of a header without quotes, they are characters"
+
+
+def test_columns_without_a_name_are_found_below_a_title():
+    content = "Report,,\n\n" + csv_of(other=PLAIN).replace("other,", ",", 1)
+    dataset, _ = guess(content)
+    assert (list(dataset.columns), dataset.header) == (["column 1", "plain"], 3)
+    (read,) = Reader(Wanted({"column 1": "number"}, ("number",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
+    assert list(read.columns["column 1"]) == PLAIN
+
+
+def test_a_single_column_suggests_another_delimiter():
+    with pytest.raises(
+        UserError, match=r"If another sign than ',' separates its values: --set dataset\.delimiter=SIGN"
+    ):
+        guess(csv_of().replace(",", "^"))
+    assert guess(csv_of().replace(",", "^"), delimiter="^")[0].columns["plain"].kind == "number"
+
+
+def test_labels_may_be_true_and_false():
+    content = csv_of(a=times_of(["True", "False"]), b=times_of(["FALSE", "TRUE", "TRUE"]))
+    prepared, _ = prepare(content, target=["a", "b"], columns={"plain": "number", "label": "ignore"})
+    assert (prepared.target.task, prepared.target.class_names) == ("multilabel", ("a", "b"))
+    labels = np.concatenate([np.load(split.labels) for split in prepared.splits.values()])
+    assert labels.sum(0).tolist() == [20, 26]
+
+
+@pytest.mark.parametrize("mark", ["/", ";"])
+def test_labels_in_one_text_are_asked_about_and_an_empty_part_is_none(mark):
+    with pytest.raises(UserError, match="may be 2 labels or one class"):
+        guess(csv_of(label=times_of([f"hot{mark}wet", "hot", "wet"])))
+    assert guess(csv_of(label=times_of([f"w{mark}", "w", f"v{mark}", "v"])))[0].task == "classification"
+
+
+def test_a_class_with_too_few_rows_is_named_with_its_column():
+    with pytest.raises(UserError, match=r"dataset.target = 'plain': the class '.+ 40 of 40 classes have too few"):
+        prepare(csv_of(), target="plain", task="classification")
 
 
 def test_a_row_of_another_length_is_named_with_its_line():

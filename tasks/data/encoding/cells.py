@@ -33,12 +33,16 @@ SIGNS = re.compile(rf"[^\w\s\0]|[{UNSPACED}]")
 MICROSECONDS_A_DAY = 86_400_000_000
 
 WHOLE_NUMBER = re.compile(r"([+-]?\d+)\.0+")
+WORDS_FOR_MISSING = (
+    "n.a.", "n.a", "n. a.", "n.d.", "n. d.", "k.a.", "k. a.", "n/d", "s/d", "na", "nd", "nil", "none", "null",
+    "missing", "unknown", "not available",
+)  # fmt: skip
 NO_NUMBER = frozenset(
-    ("-", "--", "\u2013", "\u2014", "?", ".", "..", ":", "*", "n.a.", "n.a", "N.A.", "n/d", "N/D", "na", "none",
-     "unknown", "Unknown", "missing", "Missing", "\\N", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!", "#NULL!",
-     "NONE", "UNKNOWN", "MISSING", "Not available", "not available", "N.D.", "n.d.", "k.A.", "nil", "(null)", "(blank)",
-     "NaT", "0000-00-00", "0000-00-00 00:00:00", "#NV", "#N/D", "#WERT!", "#BEZUG!", "#ZAHL!", "#VALEUR!", "#VALOR!",
-     "#ERROR!")
+    ("-", "--", "\u2013", "\u2014", "?", "??", ".", "..", "...", "\u2026", ":", "*", "\\N", "(null)", "(blank)",
+     "k.A.", "k. A.", "NaT", "0000-00-00", "0000-00-00 00:00:00", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!",
+     "#NULL!", "#NV", "#N/D", "#WERT!", "#BEZUG!", "#ZAHL!", "#VALEUR!", "#VALOR!", "#ERROR!",
+     *(f".{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"),  # Stata's extended missing values.
+     *(form(word) for word in WORDS_FOR_MISSING for form in (str.lower, str.upper, str.capitalize)))
 )  # fmt: skip
 """Texts that also mean a missing value in a column of numbers or dates, besides ``MISSING_TEXTS``."""
 NO_VALUE = MISSING_TEXTS | NO_NUMBER | {None}
@@ -54,7 +58,7 @@ _NUMBER = r"""
     (?:CURRENCY)? \s* (?P<open>\()? \s* (?P<sign>[+\-\u2212])? \s* (?P<before>CURRENCY)? \s* (?P<inner>[+\-\u2212])? \s*
     (?: (?P<whole> [1-9]\d{0,2} (?P<between>[GROUP'\u2019\u00a0\u202f\u2009\x20])\d{3} (?:(?P=between)\d{3})*
                    | [1-9]\d? (?:[GROUP]\d{2})+ [GROUP]\d{3} | \d+ )
-        (?:DECIMAL (?:[DASH]{1,2} | (?P<fraction>\d*)))? | DECIMAL (?P<only>\d+) )
+        (?:DECIMAL (?:[DASH]{1,2} | (?P<fraction>\d*)))? (?:/-)? | DECIMAL (?P<only>\d+) )
     (?P<power>[eE][+-]?\d+)? \s* (?P<after>%|CURRENCY)? \s* (?P<trailing>-)? \s* (?P<close>\))?
 """
 WRITTEN = {
@@ -67,7 +71,8 @@ WRITTEN = {
     )
     for decimal, group in ((".", ","), (",", "."))
 }
-"""Patterns of numbers as people write them, by decimal mark: ``$1,200.00``, ``12 345``, ``45 %``, ``(3)``, ``5.-``."""
+"""Patterns of numbers as people write them, by decimal mark: ``$1,200.00``, ``12 345``, ``45 %``, ``(3)``, ``5.-``,
+``5/-``."""
 
 LIST = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
 """A Python or JSON list as text."""
@@ -253,6 +258,11 @@ def numbers(values: Values, column: str, decimal: str = ".") -> Numbers:
         row = int(beyond.argmax())
         raise BadValue(column, row, values[row], "does not fit in float32")
     return found
+
+
+def truth(value: Any) -> Any:
+    """Return 1 for True and 0 for False as text, as pandas, R and Excel write them, and any other value as it is."""
+    return {"true": 1, "false": 0}.get(value.strip().lower(), value) if isinstance(value, str) else value
 
 
 def is_no_number(value: Any) -> bool:

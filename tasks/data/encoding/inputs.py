@@ -281,19 +281,20 @@ class Reader:
             by_place = not any(counts) and all(map(NAMED_BY_PLACE.fullmatch, columns))
             delimiter = max(DELIMITERS, key=lambda one: _count(above[header:], one, () if by_place else columns))
             of_row: list[str] = []
-            lines = noted(itertools.chain(above[header:], text), of_row)
-            reader = csv.reader(lines, delimiter=delimiter, strict=True)
+            lines, skips = noted(itertools.chain(above[header:], text), of_row), skips_spaces(above[header:], delimiter)
+            reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=skips, strict=True)
             top = next(reader, [])
             below: list[list[str]] = []
             with contextlib.suppress(csv.Error):  # A value that is too long spoils only its row, later.
-                below.extend(csv.reader(above[header + reader.line_num :], delimiter=delimiter))
+                below.extend(csv.reader(above[header + reader.line_num :], delimiter=delimiter, skipinitialspace=skips))
             names = names_of(top, below)
             if by_place:
                 names = [f"column_{place}" for place in range(1, len(top) + 1)]
             check_columns(name, columns, names)
             places = [names.index(column) for column in columns]
             # Two places, because itemgetter returns no sequence for one.
-            pick, rows = itemgetter(*places, places[0]), _rows_of_csv(reader, of_row, len(names), delimiter)
+            header_row = [] if by_place else top
+            pick, rows = itemgetter(*places, places[0]), _rows_of_csv(reader, of_row, len(names), delimiter, header_row)
             for row in itertools.chain([top] if by_place else [], rows):
                 if isinstance(row, str):
                     yield row
@@ -433,13 +434,15 @@ def names_of(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the names of the columns of CSV from its header and some of the rows below it.
 
     pandas writes an index without a name, and Excel a column that was once used; R writes nothing for row names, which
-    all differ, so that its header has one value less.
+    all differ, so that its header has one value less. Rows may end with delimiters that the header does not have.
     """
     rows = [row for row in rows if row]
     rows = rows[:-1] if len(rows) > 2 else rows  # The last one of many may end within a value.
     are_names = len({row[0] for row in rows}) == len(rows) > 0
     if are_names and any(row[-1] for row in rows) and all(len(row) == len(header) + 1 for row in rows):
         header = ["", *header]
+    elif len(widths := {len(row) for row in rows}) == 1 and not any("".join(row[len(header) :]) for row in rows):
+        header = [*header, *[""] * (widths.pop() - len(header))]
     return [_name(text) or f"column {place}" for place, text in enumerate(header, 1)]
 
 
@@ -450,10 +453,16 @@ def _name(text: str) -> str:
 def _count(lines: Sequence[str], delimiter: str, columns: Sequence[str]) -> int:
     """Return how many of the columns occur in the first row of some lines; without columns, its number of values."""
     try:
-        found = [_name(one) for one in next(csv.reader(lines, delimiter=delimiter), [])]
+        skips = skips_spaces(lines, delimiter)
+        found = names_of(next(csv.reader(lines, delimiter=delimiter, skipinitialspace=skips), []), [])
     except csv.Error:  # A row with a value that is too long.
         return 0
     return sum(column in found for column in columns) if columns else len(found)
+
+
+def skips_spaces(lines: Sequence[str], delimiter: str) -> bool:
+    """Return whether the first line has spaces between a delimiter and a quote: ``"name", "age"``."""
+    return bool(lines) and re.search(rf'"{re.escape(delimiter)} +"', lines[0]) is not None
 
 
 def noted(lines: Iterable[str], notes: list[str]) -> Iterator[str]:
@@ -463,7 +472,9 @@ def noted(lines: Iterable[str], notes: list[str]) -> Iterator[str]:
         yield line
 
 
-def _rows_of_csv(reader: Any, of_row: list[str], width: int, delimiter: str) -> Iterator[list[str] | str]:
+def _rows_of_csv(
+    reader: Any, of_row: list[str], width: int, delimiter: str, header: list[str]
+) -> Iterator[list[str] | str]:
     """Yield the values of each row, or the reason why it is invalid; ``of_row`` gets the lines that are read."""
     while True:
         of_row.clear()
@@ -476,7 +487,9 @@ def _rows_of_csv(reader: Any, of_row: list[str], width: int, delimiter: str) -> 
                 row = line.rstrip("\r\n").split(delimiter)
                 yield row if len(row) == width else f"not a valid CSV row ({error})"
             continue
-        if len(row) == width:
+        if row == header and row:
+            yield "repeats the header"
+        elif len(row) == width:
             yield row
         elif row:
             yield f"the number of values is {len(row)}, but the header has {width}"

@@ -157,6 +157,7 @@ class ScannedTable:
         if not self.features:
             raise self.refuse("columns", "leaves no column to learn from: set one to a kind other than ignore")
         self._wanted = roles | self.features
+        self.named_target = f", dataset.target = '{dataset.target[0]}'" if isinstance(file, TableFile) else ""
         strict = {name: one.missing for name, one in self.kinds.items() if one.missing != "fill"}
         images = [name for name, one in self.kinds.items() if one.kind == "image"]
         parts = [chunk for _, chunk in self.chunks({*roles, *strict, *images})]
@@ -227,6 +228,10 @@ class ScannedTable:
         """Return values of a column as numbers; the error is that of ``cells.numbers``."""
         return cells.numbers(values, name, self.dataset.decimal or ".")
 
+    def truths(self, values: Values, name: str) -> cells.Numbers:
+        """Return labels of 0 and 1, or of False and True, as numbers."""
+        return self.numbers(values if values.dtype != object else [*map(cells.truth, values)], name)
+
     def times(self, name: str) -> cells.Numbers:
         """Return the keys by which rows are ordered: numbers, or days since 1970."""
         column = (self.dataset.columns or {}).get(name)
@@ -245,7 +250,10 @@ class ScannedTable:
                 empty[rows] &= self.is_missing(name, values)
         if empty.any():
             count = f"{int(empty.sum()):,} of {len(empty):,} rows"
-            print(f"left out: {count} without a value in the columns that are used", file=sys.stderr)
+            print(
+                f"left out: {count} without a value in the columns that are used, or that repeat the header",
+                file=sys.stderr,
+            )
         return empty
 
     def _use_missing(self, name: str, how: str) -> None:
@@ -362,7 +370,7 @@ class ScannedTable:
     def _labels(self) -> tuple[list[str], npt.NDArray[np.uint8]]:
         dataset = self.dataset
         if len(dataset.target) > 1:
-            numbers = np.stack([self.read(name, self.numbers) for name in dataset.target], 1)
+            numbers = np.stack([self.read(name, self.truths) for name in dataset.target], 1)
             if (wrong := ~np.isin(numbers, (0, 1)) & self.usable[:, np.newaxis]).any():
                 row, place = np.argwhere(wrong)[0].tolist()
                 raise self.refuse(
@@ -438,7 +446,7 @@ def _divided(table: ScannedTable, rows: Mask, wanted: dict[str, int]) -> splits.
                 "time", f"no rows older than the {count} newest are left to train on: set a smaller dataset.{name}"
             ) from None
     if table.target.task == "classification":
-        return splits.by_class(table.labels[rows], table.target.class_names, dataset, wanted)
+        return splits.by_class(table.labels[rows], table.target.class_names, dataset, wanted, table.named_target)
     return splits.by_class(np.zeros(count, np.uint8), ("",), dataset, wanted)
 
 
