@@ -89,6 +89,12 @@ def deploy(client: SyncPrefectClient, root: Path) -> list[str]:
     pool = WorkPoolCreate(name=POOL, type="process", base_job_template=job_template(), concurrency_limit=1)
     client.create_work_pool(pool, overwrite=True)
     before = {one.name: one for one in client.read_deployments(work_pool_filter=IN_POOL)}
+    # Where all schedules have slugs, Prefect keeps those that the file no longer has, and refuses new ones without.
+    extra = [
+        (one.id, client.create_deployment_schedules(one.id, [(one.schedules[0].schedule, False)])[0].id)
+        for one in before.values()
+        if one.schedules
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
         cwd=root,
@@ -98,6 +104,8 @@ def deploy(client: SyncPrefectClient, root: Path) -> list[str]:
         check=False,
     )
     if done.returncode:
+        for deployment, added in extra:
+            client.delete_deployment_schedule(deployment, added)
         sys.exit("error: cannot deploy prefect.yaml; the lines above say why")
     wanted = {one["name"]: one for one in yaml.safe_load((root / "prefect.yaml").read_text("utf-8"))["deployments"]}
     removed = []

@@ -284,7 +284,7 @@ def test_prefect_yaml_is_the_truth_also_while_up_runs(operated):
     changed["deployments"] = [one for one in changed["deployments"] if one["name"] != "sweep"]
     for one in changed["deployments"]:
         if one["name"] == "nightly":
-            one["schedules"][0]["cron"] = "0 4 * * *"
+            one["schedules"] = [{"cron": "0 4 * * *"}, {"cron": "30 4 * * *", "slug": "second"}]
         if one["name"] == "training":
             one["schedules"] = [{"cron": "0 6 * * 0", "slug": "weekly"}]
     path.write_text(yaml.safe_dump(changed))
@@ -294,7 +294,14 @@ def test_prefect_yaml_is_the_truth_also_while_up_runs(operated):
     for line in ("deployment sweep is not in prefect.yaml: it was deleted", removed.format("nightly")):
         assert line in up.stdout.splitlines()
     assert removed.format("training") in up.stdout.splitlines()
-    assert (crons("nightly"), crons("training")) == (["0 4 * * *"], ["0 6 * * 0"])
+    assert ({*crons("nightly")}, crons("training")) == ({"0 4 * * *", "30 4 * * *"}, ["0 6 * * 0"])
+    for schedules, expected in (([{"slug": "a"}, {"slug": "b"}], "ab"), ([{"slug": "b"}], "b"), ([{}], "")):
+        nightly = next(one for one in changed["deployments"] if one["name"] == "nightly")
+        nightly["schedules"] = [{"cron": "0 4 * * *"} | one for one in schedules]
+        path.write_text(yaml.safe_dump(changed))
+        up = operated.command("up")
+        assert up.returncode == 0, up.stderr
+        assert {one["slug"] or "" for one in deployments()["nightly"]["schedules"]} == {*(expected or [""])}, schedules
     shown = operated.command("status").stdout
     assert {"nightly", "training"} <= {*shown.split()}
     assert re.findall(r"(?:nightly|training) +on request", shown) == [], "also before Prefect has planned the next run"
