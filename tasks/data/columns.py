@@ -35,6 +35,8 @@ UNSPACED_CHARACTER = re.compile(f"[{cells.UNSPACED}]")
 FEWEST = 10
 """The fewest rows in which distinct values suggest an identifier."""
 MAX_UNITS = 3
+NEGATIVE = r"[\d%]\s*[-)]\s*$"
+"""A number with a trailing minus, or in parentheses."""
 ORDINALS = {"st", "nd", "rd", "th"}
 WITH_UNIT = re.compile(rf"{cells.CURRENCY}?[+-]?\d+(?:[.,]\d+)*\s*(°?[^\W\d_]+(?:/[^\W\d_]+)?|°)")
 PICTURES = re.compile(r".+\.(png|jpe?g|bmp|gif|webp)", re.IGNORECASE)
@@ -191,7 +193,7 @@ class _Sample:
         return _are(self.told, lambda values: cells.numbers(values, "", self.decimal), mistakes)
 
     def notes(self, dataset: config.Table) -> list[str]:
-        """Return notes about currency and percent signs in numbers, and about texts that count as missing.
+        """Return notes about how numbers are written, and about texts that count as missing.
 
         Raises:
             UserError: the numbers are in several currencies.
@@ -208,10 +210,15 @@ class _Sample:
                 f"{listed([repr(one) for one in currencies])}. Convert them to one"
                 f"{_as_words(self.name, dataset)}"
             )
-        times = {mark: sum(mark in text for text in texts) for mark in sorted(marks)}
+        written = {mark: re.escape(mark) for mark in sorted(marks)}
+        thousands = {*re.findall(rf"\d([{',' if self.decimal == '.' else '.'}'\u2019 ])\d{{3}}(?!\d)", lines)}
+        written |= {f"{mark!r} between thousands": rf"\d{re.escape(mark)}\d{{3}}(?!\d)" for mark in sorted(thousands)}
+        if re.search(NEGATIVE, lines, re.MULTILINE):
+            written["parentheses or a trailing minus, read as negative"] = NEGATIVE
+        times = {what: sum(re.search(form, text) is not None for text in texts) for what, form in written.items()}
         return [
-            f"numbers with {mark}" + (f" in {number:,} of {count:,} rows" if number < len(texts) else "")
-            for mark, number in times.items()
+            f"numbers with {what}" + (f" in {number:,} of {count:,} rows" if number < len(texts) else "")
+            for what, number in times.items()
         ] + self.absent()
 
     def absent(self) -> list[str]:
@@ -242,8 +249,8 @@ def fill_in(dataset: config.Table, file: TableFile) -> tuple[config.Table, list[
     roles = [name for name in (dataset.time, dataset.weight, *dataset.metadata) if name is not None]
     looked = _look(file, dict.fromkeys([*others, *dataset.target, *roles]), dataset)
     if dataset.decimal is None:
-        decimal, notes = _decimal(dataset, looked.values(), file.delimiter)
-        dataset = dataset.model_copy(update={"decimal": decimal if decimal == "," or notes else None})
+        dataset = dataset.model_copy(update={"decimal": _decimal(dataset, looked.values(), file.delimiter)})
+        notes = ["numbers are written as 3,14"] if dataset.decimal == "," else []
     if dataset.decimal == ",":
         looked = {name: replace(sample, decimal=",") for name, sample in looked.items()}
     targets = [looked[name] for name in dataset.target]
@@ -329,15 +336,13 @@ def _are(values: list[Any], read: Callable[[list[Any]], Any], mistakes: float = 
     return True
 
 
-def _decimal(dataset: config.Table, looked: Iterable[_Sample], delimiter: str) -> tuple[str, list[str]]:
-    """Return the decimal separator of numbers, a point or a comma, and notes about it.
+def _decimal(dataset: config.Table, looked: Iterable[_Sample], delimiter: str) -> str | None:
+    """Return the decimal separator of numbers, a point or a comma; None if no column leaves a choice.
 
     Raises:
         UserError: the separator is ambiguous, or columns contradict each other.
     """
     found: dict[str, dict[str, str]] = {".": {}, ",": {}, "either": {}}
-    # 1.234 is a fraction unless another column has decimal commas, or Excel wrote the file with a locale that has.
-    probably_fractions: dict[str, str] = {}
     for sample in looked:
         texts = [value for value in sample.told if isinstance(value, str)]
         marked = [text for text in texts if "," in text or "." in text]
@@ -354,9 +359,8 @@ def _decimal(dataset: config.Table, looked: Iterable[_Sample], delimiter: str) -
             # An amount of money does not have three decimals.
             found["." if with_currency else "either"][sample.name] = commas[0]
         elif readings and (delimiter == ";" or with_currency):
+            # Elsewhere 1.234 is a fraction, unless another column has decimal commas.
             found["either"][sample.name] = marked[0]
-        elif readings:
-            probably_fractions[sample.name] = marked[0]
     points, commas_there, either = found.values()
     if points and commas_there:
         (point, with_point), (name, with_comma) = next(iter(points.items())), next(iter(commas_there.items()))
@@ -373,10 +377,9 @@ def _decimal(dataset: config.Table, looked: Iterable[_Sample], delimiter: str) -
             f"mark or separate thousands. For a decimal mark: --set \"dataset.decimal='{fraction}'\"; for thousands: "
             f"--set \"dataset.decimal='{thousands}'\"{_as_words(name, dataset)}"
         )
-    decimal, mark, other = (",", "point", ".") if commas_there else (".", "comma", ",")
-    between = [(name, one) for name, one in (either | probably_fractions).items() if other in one]
-    said = ["numbers are written as 3,14"] if commas_there else []
-    return decimal, said + [f"the {mark} of '{one}' in '{name}' separates thousands" for name, one in between]
+    if commas_there:
+        return ","
+    return "." if any("," in one for one in either.values()) else None
 
 
 def _are_words(name: str, dataset: config.Table) -> bool:

@@ -11,9 +11,9 @@ import pytest
 from flows.cli.data import _described
 from tasks import config
 from tasks import prepare as stage
-from tasks.data import tables
+from tasks.data import prepared_data, tables
 from tasks.data.encoding import Encoder, cells
-from tasks.data.encoding.inputs import Reader, Wanted
+from tasks.data.encoding.inputs import Reader, Wanted, encode_part
 from tasks.data.kinds import table
 from tasks.system.errors import UserError
 
@@ -831,3 +831,103 @@ def test_a_row_of_another_length_is_named_with_its_line():
 def test_spaces_around_names_of_columns_do_not_count():
     dataset, _ = guess(csv_of(city=times_of(["Köln", "Ulm"])).replace(",label", ", label ", 1))
     assert dataset.target == ("label",)
+
+
+AS_TRAINED = [
+    ({"price": times_of(["$1,200.50", "(35)", "7-", "-"])}, {}),
+    ({"share": times_of(["45%", "3.5 %", "?", "#DIV/0!"])}, {}),
+    ({"size": times_of(["12 345", "6 789", "n.a.", "1 234 567"])}, {}),
+    ({"day": times_of(["31/12/2025", "01/02/2024", "15/07/2025", ""])}, {}),
+    ({"when": times_of(["2025-12-31 08:15", "2024-02-29", "2025-01-01T23:59:59", "NA"])}, {}),
+    (
+        {"code": times_of(["007", "07", "12345678901234567890123", "7"])},
+        {"columns": {"code": "category", "plain": "number"}},
+    ),
+    (
+        {"city": times_of(["café", "cafe\u0301 ", " Bonn", "None"])},
+        {"columns": {"city": "category", "plain": "number"}},
+    ),
+    (
+        {"text": times_of(['said "no"', "two\nlines", "a, b", "plain words"])},
+        {"columns": {"text": "text", "plain": "number"}},
+    ),
+    ({"flag": times_of(["True", "False", "true", "FALSE"])}, {}),
+]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("above", ["", "Report 2025,,\n,,\n"])
+@pytest.mark.parametrize(("columns", "values"), AS_TRAINED, ids=lambda one: next(iter(one), ""))
+def test_a_prediction_reads_each_row_as_the_training_did(columns, values, above, encoding):
+    prepared, _ = prepare((above + csv_of(**columns)).encode(encoding), **values)
+    compare_readings(prepared)
+
+
+def compare_readings(prepared, name="own.csv"):
+    encoder = Encoder(**prepared_data.encoder_config(prepared))
+    kinds = {one.name: one.kind for feature in prepared.features.values() for one in feature.columns}
+    parts = []
+    for read in Reader(Wanted(kinds, tuple(prepared.features)), Path.cwd(), 7, "utf-8").read([name]):
+        encoded, broken = encode_part(read, encoder, {}, "the model")
+        assert not broken
+        parts.append(encoded)
+    for name in prepared.features:
+        trained = np.concatenate([np.load(split.features[name]) for split in prepared.splits.values()])
+        predicted = np.concatenate([part[name] for part in parts])
+        assert sorted(map(bytes, predicted)) == sorted(map(bytes, trained.astype(predicted.dtype)))
+
+
+SAID = [
+    (["1 200", "35", "7 100 000"], "amount (numbers with ' ' between thousands in 27 of 40 rows)"),
+    (["1,200", "3,500.25"], "amount (numbers with ',' between thousands)"),
+    (["1'200.50", "35.--"], 'amount (numbers with "\'" between thousands in 20 of 40 rows)'),
+    (
+        ["(35)", "7-", "8", "9.-"],
+        "amount (numbers with parentheses or a trailing minus, read as negative in 20 of 40 rows)",
+    ),
+    (["1.200", "3.525"], "number amount, plain"),
+    (
+        ["12345678", "1.200"],
+        "amount (numbers with '.' between thousands in 20 of 40 rows), plain note numbers are written as 3,14",
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "said"), SAID)
+def test_it_is_said_how_numbers_are_written(values, said):
+    plain = [value.replace(".", ",") for value in PLAIN] if "3,14" in said else PLAIN
+    assert said in guess(csv_of(amount=times_of(values), plain=plain))[1]
+
+
+def in_excel():
+    """A table as Excel writes it where numbers have decimal commas."""
+    rows = zip(times_of(["1.200,50", "3,5", "", "7,25"]), PLAIN, LABELS, strict=True)
+    lines = [f"{price};{plain.replace('.', ',')};{label}" for price, plain, label in rows]
+    return "\r\n".join(["sep=;", "price;plain;label", *lines, ""])
+
+
+def of_r():
+    lines = csv_of(city=times_of(["Bonn", "Ulm"])).splitlines()
+    return "\n".join(['"city","plain","label"', *(f'"{row}",{line}' for row, line in enumerate(lines[1:], 1))])
+
+
+def with_gaps():
+    lines = csv_of(city=times_of(["Bonn", " ", "Ulm"])).splitlines()
+    return "\n\n".join(lines[:9]) + "\n\n" + "\n".join(lines[9:]) + "\n\n"
+
+
+WHOLE = {
+    "Excel": (in_excel(), {}),
+    "R": (of_r(), {}),
+    "gaps": (with_gaps(), {}),
+    "quoting none": (reviews('"'), {"quoting": "none", "delimiter": "\t"}),
+    "CR": (csv_of(city=times_of(["Bonn", "Ulm"])).replace("\n", "\r"), {}),
+    "one column": ("text,label\n" + "\n".join(f'"line {row % 9}, and ""more""",{row % 2}' for row in range(40)), {}),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_prediction_reads_a_file_as_the_training_did(name):
+    content, values = WHOLE[name]
+    prepared, _ = prepare(content, **values)
+    compare_readings(prepared)
