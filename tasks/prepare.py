@@ -37,7 +37,7 @@ def prepare(dataset: config.Description) -> PreparedDataset:
     Raises:
         UserError: the dataset's kind or its checks refuse the data, or the folder cannot be written.
     """
-    # Pillow's, of EXIF data that are damaged, unlike the pixels.
+    # Pillow warns about damaged EXIF data, without which it still reads the pixels.
     warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
     root = config.project_root()
     folder = root / "data" / dataset.name

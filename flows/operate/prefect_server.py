@@ -19,13 +19,29 @@ from tasks.system.network import unreachable_reason
 # The timeout of a health check: during a training, a server took more than 10 s.
 ANSWER_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
+SOCKS = ("all_proxy=socks", "http_proxy=socks", "https_proxy=socks")
 
 
 def set_environment(debug: bool) -> None:
     """Set the variables that Prefect reads on import, except those that the user has set.
 
     Without ``debug`` Prefect logs nothing to the terminal: a failed run ends with its one message, not with tracebacks.
+
+    Raises:
+        UserError: Prefect's client refuses a SOCKS proxy.
     """
+    if socks := [
+        f"{name} = '{value}'" for name, value in os.environ.items() if f"{name}={value}".lower().startswith(SOCKS)
+    ]:
+        import httpx
+
+        try:
+            httpx.Client().close()
+        except (ImportError, ValueError) as error:
+            raise UserError(
+                f"{socks[0]}: Prefect's client refuses it, even for a server on this machine ({error}). Use socks5:// "
+                "and `pip install 'httpx[socks]'`, or unset the variable for this command"
+            ) from None
     if not os.environ.get("PREFECT_HOME") and not machine.can_write(os.path.expanduser("~/.prefect")):
         os.environ["PREFECT_HOME"] = str(config.project_root() / "mlruns" / "prefect")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")  # Without a network it only prints errors.

@@ -291,7 +291,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = files.read_text(path, MAX_TEXT + 1)
     except UnicodeDecodeError:
-        raise UserError(f"{path}: cannot be read because it is not UTF-8: save it as that") from None
+        raise UserError(f"{path}: cannot be read because it is not UTF-8. Save it in UTF-8") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
     values = _read_text(text, str(path))

@@ -66,7 +66,7 @@ class OneDevice(StrategySection):
         return {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {}
 
 
-NO_XLA = "XLA compiles a step for one device, but each copy of a variable is on another one"
+NO_XLA = "XLA compiles a step for one device, but the copies of a variable are on several"
 NO_ACCUMULATION = "Keras then updates the weights inside a condition, where tf.distribute cannot sum gradients"
 COPIES_REFUSE = {"train.jit_compile": NO_XLA, "train.gradient_accumulation_steps": NO_ACCUMULATION}
 

@@ -33,7 +33,7 @@ def read_header(path: Path) -> Header | str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            # Of EXIF data that are damaged, unlike the pixels.
+            # Pillow warns about damaged EXIF data, without which it still reads the pixels.
             warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
             with open_picture(path) as image:
                 width, height = image.size
@@ -106,7 +106,7 @@ def refuse_broken(dataset: config.Table, broken: Mapping[str, str]) -> None:
     if dataset.on_broken == "skip":
         print(f"left out because they are not whole images ({len(broken)}): {named}", file=sys.stderr)
         return
-    texts = ". Texts belong into a table, such as a .csv with a column of texts and one of classes"
+    texts = ". Texts belong in a table, such as a .csv with a column of texts and one of classes"
     raise UserError(
         f"dataset.source = '{dataset.source}': {len(broken)} of its images cannot be used: {named}. Fix or remove "
         f"them, or leave them out: dataset.on_broken=skip{texts if all(one.endswith('.txt') for one in broken) else ''}"

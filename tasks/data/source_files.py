@@ -9,7 +9,7 @@ from tasks.system.errors import UserError, cut, listed
 SUFFIXES = {".npz": "arrays", **dict.fromkeys((".csv", ".tsv", ".parquet", ".jsonl", ".ndjson"), "table")}
 """The kind that reads a file, by its suffix."""
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
-OF_TFDS = re.compile(r"\w+([/:][\w.-]+)*")
+OF_TFDS = re.compile(r"\w+([/:][\w.-]+)*|[\w.]+:\w+")
 """What can be NAME, NAME/CONFIG, NAME:VERSION or MODULE:CLASS, if no file has this name; any other text is a path."""
 # Control characters and surrogates.
 UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")

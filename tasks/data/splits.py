@@ -95,11 +95,13 @@ def by_class(
         own = labels[left]
         sizes = np.bincount(own, minlength=len(names))
         if (few := np.flatnonzero(sizes < 2)).size:
-            others = f". {few.size:,} of {len(names):,} classes have too few" if few.size > 1 else ""
+            hint = f". {few.size:,} of {len(names):,} classes have too few" if few.size > 1 else ""
+            if getattr(dataset, "task", None) == "auto" and names[few[0]].isdecimal():
+                hint += ". If the labels are quantities: --set dataset.task=regression"
             raise UserError(
                 f"dataset.source = '{dataset.source}'{named_target}: the class '{names[few[0]]}' has too few examples "
                 f"({sizes[few[0]]}): it needs one to train on and one to test on. Add some, or leave the class "
-                f"out{others}"
+                f"out{hint}"
             )
         exact = sizes * (counts[name] / len(own))
         shares = np.floor(exact).astype(np.int64)

@@ -261,7 +261,7 @@ def _hinting_at_own_data(source: str | None = None) -> Iterator[None]:
         if not str(error).startswith("unknown dataset "):
             raise
         if source is not None:
-            raise UserError(f"{error}. No file or folder is called '{source}', either") from None
+            raise UserError(f"{error}. No file or folder is called '{source}' either") from None
         names = dataset_folder.names(config.project_root())
         known = f"; or one in data/ ({listed(names)})" if names else ""
         raise UserError(f"{error}{known}. `stratagem data add SOURCE` adds your own data to data/") from None

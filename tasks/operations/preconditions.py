@@ -9,7 +9,6 @@ from tasks.runs import entries, outcome, remote
 from tasks.strategies import engines
 from tasks.system.errors import UserError
 
-PROXIES = ("all_proxy", "http_proxy", "https_proxy")
 NO_SIGNS = "?%[{}"
 """MLflow cuts a file's name off at `?` and decodes `%` as in an address; `[` begins a pattern of TFDS, and DVC puts
 values between braces."""
@@ -20,7 +19,7 @@ def check_devices(settings: config.Settings) -> None:
 
     Raises:
         UserError: no TPU, not enough GPUs, TF_CONFIG is wrong or its port is taken, JAX is not installed, KERAS_BACKEND
-            contradicts the strategy, Prefect's client cannot use a proxy, or the run ``model.initial`` does not exist.
+            contradicts the strategy, or the run ``model.initial`` does not exist.
     """
     section = settings.strategy
     present = os.environ.get("KERAS_BACKEND")
@@ -32,13 +31,6 @@ def check_devices(settings: config.Settings) -> None:
             f"{section.backend}{why}. Unset KERAS_BACKEND"
             + (f", or set strategy.kind={' or '.join(others)}" if others else "")
         )
-    for name, value in os.environ.items():
-        is_socks = name.lower() in PROXIES and value.lower().startswith("socks")
-        if is_socks and importlib.util.find_spec("socksio") is None:
-            raise UserError(
-                f"{name} = '{value}': Prefect's client needs the package socksio for a SOCKS proxy, even if it reaches "
-                f"its server directly. pip install 'httpx[socks]', or unset {name} for this command"
-            )
     if section.backend == "jax" and importlib.util.find_spec("jax") is None:
         raise UserError(
             f"strategy.kind = '{section.kind}' trains on JAX, which is not installed: install requirements.lock, or "

@@ -40,6 +40,18 @@ def test_where_the_users_home_cannot_be_written_the_project_keeps_prefects(proje
     assert os.environ["PREFECT_HOME"] == (str(project / "mlruns" / "prefect") if kept else "")
 
 
+@pytest.mark.parametrize(
+    ("name", "scheme"), [("ALL_PROXY", "socks"), ("http_proxy", "socks4"), ("https_proxy", "socks5")]
+)
+def test_a_socks_proxy_that_prefects_client_refuses_is_named(project, monkeypatch, name, scheme):
+    monkeypatch.setenv(name, f"{scheme}://me:pw@h:1080")
+    with pytest.raises(UserError, match=rf"^{name} = '{scheme}://h:1080': Prefect.+httpx\[socks\].+or unset") as caught:
+        prefect_server.set_environment(debug=False)
+    assert "pw" not in str(caught.value)
+    monkeypatch.setenv("NO_PROXY", "*")
+    prefect_server.set_environment(debug=False)
+
+
 @pytest.fixture
 def own_prefect(project, tmp_path, monkeypatch):
     """A Prefect home of its own, and no server."""

@@ -244,7 +244,7 @@ def test_a_recipe_that_is_not_text(root):
     (root / "recipes" / "binary.yaml").write_bytes(b"\xff\xfe\x00train")
     assert "binary.yaml: cannot be read" in message_of([], "binary", root)
     (root / "recipes/windows.yaml").write_text("train: {epochs: 1}", "utf-16")
-    assert message_of([], "windows", root).endswith("yaml: cannot be read because it is not UTF-8: save it as that")
+    assert message_of([], "windows", root).endswith("yaml: cannot be read because it is not UTF-8. Save it in UTF-8")
 
 
 def test_each_recipe_overrides_those_before_it(root, monkeypatch):

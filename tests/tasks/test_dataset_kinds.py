@@ -120,7 +120,7 @@ NAMED_AS_SPLITS = [
     {"train": "train", "dev": "validation"},
     {"train": "train", "holdout": "test"},
     {"TrainImages": "train", "my_val": "validation", "Test-2024": "test"},
-    {"traindata": "train", "validdata": "validation", "Testdaten": "test"},
+    {"trainval": "train", "validdata": "validation", "Testdaten": "test"},
 ]
 
 
@@ -206,7 +206,14 @@ ORDINARY = [
     (lambda source: fill(source, ("train_station", "test_tube")), {}),
     (lambda source: nested(source, ("train_station", "test_tube"), ("left",)), {}),
     (lambda source: nested(source, ("valley", "device"), ("left", "right")), {"splits": {}}),
-    (lambda source: nested(source, ("trainer", "tester"), ("left",)), {}),
+    (lambda source: nested(source, ("trainers", "tester"), ("left",)), {}),
+    (
+        lambda source: [
+            nested(source, ("trainers", "sandals"), ("left", "right")),
+            nested(source, ("sandals",), ("top",)),
+        ],
+        {},
+    ),
     (lambda source: nested(source, ("cat", "dog"), ("train",)), {}),
     (lambda source: nested(source, ("train_a", "b"), ("train_a", "latest")), {"splits": {}}),
 ]
@@ -466,7 +473,7 @@ FOLDERS = [
     ),
     (parts_of_an_archive, "a-001, a-002 contain the folders Test, Train, which look like splits. Allowed: F"),
     (pictures_beside_labels, "3 of its images cannot be used: train/labels/0.txt (no image of png"),
-    (texts, "dataset.on_broken=skip. Texts belong into a table"),
+    (texts, "dataset.on_broken=skip. Texts belong in a table"),
     (two_validations, "two of train, val, valid are the same split. Keep one"),
     (split_and_class, "'unlabelled' is not a split, but is next to folders that are"),
     (no_train, "it has splits, but no folder 'train'"),
@@ -575,6 +582,9 @@ def test_arrays_have_the_names_of_keras_or_scikit_learn_and_others_are_named(sou
     splits = prepare(describe(source / "own.npz", "arrays")).splits
     assert splits["validation"].num_examples == 6
     assert "not used: the array ids\n" in capsys.readouterr().err
+    np.savez(source / "own.npz", x_train=IMAGES, y_train=CLASSES, X=IMAGES[:1], y=CLASSES[:1])
+    assert sum(split.num_examples for split in prepare(describe(source / "own.npz", "arrays")).splits.values()) == 30
+    assert "not used: the arrays X, y\n" in capsys.readouterr().err
     np.savez(source / "own.npz", X=IMAGES, y=CLASSES)
     assert sum(split.num_examples for split in prepare(describe(source / "own.npz", "arrays")).splits.values()) == 30
     assert "not used" not in capsys.readouterr().err
@@ -633,7 +643,7 @@ ARRAYS = [
     (saved(x=np.full((30, 2), 1e300), y=CLASSES), "x has a value in row 0 that is not finite as float32. Replace it"),
     (
         saved(x=np.ones((30, 2)), y=np.arange(30) * 7),
-        "leave the class out. If the labels are quantities: --set",
+        "30 of 30 classes have too few. If the labels are quantities: --set",
     ),
     (saved(x=IMAGES, y=CLASSES, X=IMAGES), "has X and x: keep one of them"),
     (
@@ -748,7 +758,7 @@ def test_a_source_says_its_kind(source):
     found = {name: source_files.kind_of(str(source / name)) for name in ("photos", "arrays", "own.npz")}
     assert found == {"photos": "image_folder", "arrays": "arrays", "own.npz": "arrays"}
     assert source_files.kind_of("mnist") == source_files.kind_of("cmaterdb/bangla") == "tfds"
-    assert source_files.kind_of("my_data:MyPhotos") == source_files.kind_of("mnist:3.0.1") == "tfds"
+    assert {source_files.kind_of(name) for name in ("my_data:MyPhotos", "my.data:MyPhotos", "mnist:3.0.1")} == {"tfds"}
     for wrong, message in {
         str(source / "letter.doc"): "no kind of dataset reads such a file. Save a table as .csv",
         str(source / "photos.tar.gz"): "no kind of dataset reads such a file. Unpack it",

@@ -49,12 +49,7 @@ def examples(dataset: config.Arrays) -> Examples:
     held_out = None
     if "test" not in splits:
         if target.task == "classification":
-            try:
-                rows = split_rows(labels["train"], target.class_names, dataset)
-            except UserError as error:
-                are_numbers = dataset.task == "auto" and given["train"].dtype.kind in "iuf"
-                hint = ". If the labels are quantities: --set dataset.task=regression" if are_numbers else ""
-                raise UserError(f"{error}{hint}") from None
+            rows = split_rows(labels["train"], target.class_names, dataset)
         else:
             rows = split_rows(np.zeros(len(labels["train"]), np.int64), ("all",), dataset)
         held_out = HeldOut(num_examples=len(rows["test"]), seed=dataset.seed)
@@ -79,13 +74,15 @@ def _splits(dataset: config.Arrays, members: dict[str, Array]) -> dict[str, tupl
             if role in own:
                 raise UserError(f"dataset.source = '{dataset.source}' has {own[role]} and {name}: keep one of them")
             own[role] = name
+    if "train" in named:
+        named.pop("all", None)
     for there in (next(iter(own.values())) for own in named.values() if len(own) == 1):
         absent = ("y" if there[0] in "xX" else "x") + there[1:]
         raise UserError(f"dataset.source = '{dataset.source}' has {there} but not {absent}: give both or neither")
-    if set(named) != {"all"} and ("all" in named or "train" not in named):
+    if "train" not in named and set(named) != {"all"}:
         raise UserError(
             f"dataset.source = '{dataset.source}' has the arrays {', '.join(sorted(members)) or 'none'}. Allowed: "
-            f"x_train and y_train (and x_val and y_val, x_test and y_test), or x and y"
+            "x_train and y_train (and x_val and y_val, x_test and y_test), or x and y"
         )
     if unused := members.keys() - {name for own in named.values() for name in own.values()}:
         print(f"not used: the {'array' if len(unused) == 1 else 'arrays'} {listed(sorted(unused))}", file=sys.stderr)

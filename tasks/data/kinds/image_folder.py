@@ -25,15 +25,13 @@ from tasks.records import Target
 from tasks.system.errors import UserError, listed, one_of
 
 SPLIT_WORDS = {
-    "train": "train|training",
+    "train": "train|training|trainval",
     "validation": "val|valid|validation|dev",
     "test": "test|testing|hold[ _-]?out",
 }
 """Regular expressions of the words, in lowercase, that mean a split in a folder's name."""
-WHOLE_WORD, BEGINNING = "(?<![a-z])({})(set|data|images)?(?![a-z])", "(?<![a-z])({})"
-LONG_WORD = 4
-"""A word means a split also as the beginning of another one (traindata, Testdaten) if it has so many letters, unlike
-those of value and device."""
+GLUED = "(set|data|s?daten|images|imgs|photos|bilder|files|dir|folder|split)?"
+"""Words that may follow one of them without a space: traindata, Testdaten."""
 MOST_SPLITS = 12
 """More folders than this are not splits: cross-validation rarely has more than ten folds."""
 ALLOWED = "Allowed: FOLDER/<class>/*, or FOLDER/<split>/<class>/* with the splits train, validation, test"
@@ -216,9 +214,9 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
         return named if len(_folders(_root_of_classes(only))) > 1 else {}, None
     shared = set.intersection(*inside.values()) if 1 < len(folders) <= MOST_SPLITS else set()
     every = set().union(*inside.values()) if len(folders) > 1 else set()
-    if len({_split_by_name(name) for name in every} - {None}) > 1 and all(map(_split_by_name, every)):
-        where += f": {listed(list(folders), 5)} contain the folders {listed(sorted(every))}"
-        raise UserError(f"{where}, which look like splits. {ALLOWED}. {IF_CLASSES}")
+    if len(meant := {_split_by_name(name) for name in every}) > 1 and None not in meant:
+        both = f"{listed(list(folders), 5)} contain the folders {listed(sorted(every))}"
+        raise UserError(f"{where}: {both}, which look like splits. {ALLOWED}. {IF_CLASSES}")
     if len(shared) > 1 and (named or all(own == shared for own in inside.values())):
         same = f"{listed(list(folders), 5)} contain the same folders ({listed(sorted(shared), 3)})"
         ways = f"If they are splits, set the split of each: {_as_splits(folders)}. {IF_CLASSES}"
@@ -228,7 +226,8 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
 
 def _as_splits(folders: Iterable[str]) -> str:
     """Return the setting that assigns folders to splits, for a message."""
-    named = {name: _split_by_name(name, "({})") for name in folders}
+    inside = {name: [split for split in SPLIT_WORDS if split[:5] in name.lower()] for name in folders}
+    named = {name: _split_by_name(name) or next(iter(own), None) for name, own in inside.items()}
     rest = iter([split for split in ("train", "test", "validation") if split not in named.values()])
     return _as_setting({name: split or next(rest, "train") for name, split in named.items()})
 
@@ -237,17 +236,11 @@ def _as_setting(splits: Mapping[str, str]) -> str:
     return f"--set {shlex.quote(f'dataset.splits={json.dumps(splits, ensure_ascii=False)}')}"
 
 
-def _split_by_name(name: str, of_long_words: str = BEGINNING) -> str | None:
+def _split_by_name(name: str) -> str | None:
     """Return the split in a folder's name, such as Training, seg_train, val-2024, TestImages; None for other names."""
     words = re.sub("(?<=[a-z])(?=[A-Z])|(?=[A-Z][a-z])", " ", name).lower()
-    for pattern, shortest in ((WHOLE_WORD, 0), (of_long_words, LONG_WORD)):
-        wanted = {
-            split: "|".join(word for word in own.split("|") if len(word) >= shortest)
-            for split, own in SPLIT_WORDS.items()
-        }
-        if found := [split for split, own in wanted.items() if re.search(pattern.format(own), words)]:
-            return found[0] if len(found) == 1 else None
-    return None
+    found = [split for split, own in SPLIT_WORDS.items() if re.search(rf"(?<![a-z])({own}){GLUED}(?![a-z])", words)]
+    return found[0] if len(found) == 1 else None
 
 
 def _name(folder: Path) -> str:
