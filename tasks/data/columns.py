@@ -75,7 +75,10 @@ LETTERS = re.compile("%[AaBbpZ]|T")
 WHOLE_NUMBER = re.compile(r"[+-]?\d+(\.0+)?")
 COMPACT_DATES = {"%Y%m%d": re.compile(r"(19|20)\d{6}"), "%Y%m%d%H%M%S": re.compile(r"(19|20)\d{12}")}
 ISO_START = re.compile(r"\d{4}[-/.]|\d{8}T\d{4}")
-DATE = re.compile(r"(\d{4}([-/.])\d\d?\2\d\d?|\d\d?([-/.])\d\d?\3\d{4})(\D\s?\d\d?[:.]\d\d.{,15})?")
+DATE = re.compile(
+    r"(\d{4}([-/.])\d\d?\2\d\d?|\d\d?([-/.])\d\d?\3\d{4})"
+    r"(\D\s?\d\d?[:.]\d\d\S*(\s([ap]\.?m\.?|[A-Z]{2,4}|Uhr|[+-]\d\S*))?)?"
+)
 SEASON = re.compile(r"\d\d(\d\d)[-/](\d\d)")
 MAX_FOLDERS = 20
 """If image paths lead to more places next to the table, DVC tracks the whole folder of the table."""
@@ -431,9 +434,7 @@ def _kind(sample: _Sample, dataset: config.Table) -> _Guess:
                 return _Guess("datetime", "; ".join([f"written as {digits}", *sample.absent()]), digits)
         if sample.are_numbers(MISTAKES):
             return _kind_of_numbers(sample, dataset)
-        if _are_seasons(told):
-            return _Guess("category", f"years such as {told[0]}, not months")
-        if _are_iso(told):
+        if not _are_seasons(told) and _are_iso(told):
             return _Guess("datetime", "; ".join(sample.absent()))
         if (form := _format_of(sample, dataset)) is not None:
             return _Guess("datetime", "; ".join([f"written as {form}", *sample.absent()]), form)
@@ -441,12 +442,13 @@ def _kind(sample: _Sample, dataset: config.Table) -> _Guess:
     if sum(texts[text] for text in texts if PICTURES.fullmatch(text)) >= (1 - MISTAKES) * len(present):
         return _Guess("image")
     unspaced = {text: UNSPACED_CHARACTER.sub(" x ", text) for text in texts}
-    length = sum(len(unspaced[text].split()) * times for text, times in texts.items()) / len(present)
+    words = (len(one.split()) * texts[text] for text, one in unspaced.items() if not DATE.fullmatch(text))
+    length = sum(words) / len(present)
     has_letters = any(map(str.isalpha, "".join(islice(texts, SAMPLE))))
-    why = _why_words(sample)
-    if not why and length >= WORDS_OF_A_TEXT and distinct > len(present) / 2 and has_letters:
+    if length >= WORDS_OF_A_TEXT and distinct > len(present) / 2 and has_letters:
         are_spaced = all(text == one for text, one in unspaced.items())
         return _Guess("text", "" if are_spaced else "each character is a word, as there are no spaces")
+    why = _why_words(sample)
     if distinct == len(values) and len(values) >= FEWEST:
         return _Guess("ignore", "; ".join(["a different value in each row", *filter(None, [why])]))
     if {text.lower() for text in texts} <= splits.WORDS.keys():
@@ -461,6 +463,8 @@ def _why_words(sample: _Sample) -> str:
     units = [found[1] for found in map(WITH_UNIT.fullmatch, words) if found and found[1] not in ORDINALS]
     if len(units) > len(words) / 2 and len(set(units)) <= MAX_UNITS:
         return f"words, because the numbers have {listed(sorted(map(repr, set(units))))} after them"
+    if _are_seasons(words):
+        return f"years such as {words[0]}, not months"
     if sum(DATE.fullmatch(word) is not None for word in words) > len(words) / 2:
         return "words, because no form of a date fits all values"
     numeric = sum(n for word, n in Counter(words).items() if replace(sample, told=[word]).are_numbers())
@@ -575,12 +579,12 @@ def _notes_on_categories(sample: _Sample, dataset: config.Table) -> list[str]:
         for text in sorted(cells.MISSING_TEXTS - {""} - set(dataset.not_missing))
         if texts[text]
     ]
-    notes += [
-        f"{texts[text]:,} of {len(sample.values):,} rows of '{sample.name}' are '{text}', read as a value; leave the "
-        "cell empty where there is none"
-        for text in sorted(cells.NO_NUMBER - cells.MISSING_TEXTS)
-        if texts[text]
-    ]
+    if marks := sorted(texts.keys() & cells.NO_NUMBER - cells.MISSING_TEXTS):
+        said = " or ".join(f"'{mark}'" for mark in marks)
+        notes.append(
+            f"{sum(texts[mark] for mark in marks):,} of {len(sample.values):,} rows of '{sample.name}' are {said}, "
+            "read as a value; leave the cell empty where there is none"
+        )
     alike: dict[str, str] = {}
     for text in texts:
         seen = "".join(sign for sign in unicodedata.normalize("NFKC", text) if unicodedata.category(sign) != "Cf")

@@ -7,6 +7,7 @@ import re
 import statistics
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -187,8 +188,15 @@ class TableFile:
         for name, text in zip(self.names, self._header, strict=False):
             if name in frame and not (repeats := repeats & (frame[name] == text).to_numpy(bool)).any():
                 return frame
-        frame.loc[repeats] = None
+        frame.loc[repeats & frame.index.isin(self._repeats)] = None
         return frame
+
+    @cached_property
+    def _repeats(self) -> list[int]:
+        """The rows that repeat the whole header, of which a pass may read only some columns."""
+        with self._open() as file:
+            rows = self._csv_reader(islice(file, self.header_lines, None))
+            return [place for place, row in enumerate(row for row in rows if len(row) > 1) if row == self._header]
 
     def _read_csv(
         self, wanted: Mapping[str, Wanted], chunk_rows: int, codes: frozenset[str] = frozenset(), done: int = 0

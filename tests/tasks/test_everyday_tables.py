@@ -311,6 +311,11 @@ def test_seasons_are_no_months(mark):
     assert f"own (years such as 2001{mark}02, not months)" in said
     for months in (["2010-11", "2010-12", "2011-01"], ["2010-11", "2011-12"]):
         assert guess(csv_of(own=times_of(months)))[0].columns["own"].kind == "datetime"
+    dataset, said = guess(
+        csv_of(own=[f"{1970 + row}{mark}{71 + row}" for row in range(29)], plain=PLAIN[:29], label=LABELS[:29])
+    )
+    assert dataset.columns["own"].kind == "ignore"
+    assert f"(a different value in each row; years such as 1970{mark}71, not months)" in said
 
 
 @pytest.mark.parametrize(
@@ -324,8 +329,20 @@ def test_dates_that_no_form_fits_are_words_and_that_is_said(texts, count):
     assert "words, because no form of a date fits all values" in said
 
 
-def test_notes_that_begin_with_a_date_are_texts():
-    dataset, _ = guess(csv_of(own=[f"{1 + row % 28:02}.12.2025 paid {row} of the bills" for row in range(40)]))
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{day:02}.12.2025 paid {row} of the bills",
+        "2025-12-{day:02} 10:{row} cash paid",
+        "2025-12-{day:02} 10:{row} paid",
+        "2025-12-{day:02} 10:{row}:00 login ok",
+        "{row}.25;the meter {row} was broken and nobody could read it",
+        "{row}.25 kg;the scale {row} was broken and nobody weighed the letters",
+    ],
+)
+def test_notes_among_dates_and_numbers_are_texts(form):
+    forms = times_of([*form.split(";"), form.split(";")[0]])
+    dataset, _ = guess(csv_of(own=[text.format(day=1 + row % 28, row=row + 10) for row, text in enumerate(forms)]))
     assert dataset.columns["own"].kind == "text"
 
 
@@ -447,6 +464,8 @@ def test_a_column_of_words_says_which_may_mean_a_missing_value():
     _, said = guess(csv_of(label=times_of(["yes", "no", "?", "no"]), city=times_of(["Bonn", "\\N"])))
     assert "10 of 40 rows of 'label' are '?', read as a value; leave the cell empty where there is none" in said
     assert "20 of 40 rows of 'city' are '\\N', read as a value" in said
+    _, said = guess(csv_of(end=times_of([".c", ".h", ".py", ".py"])))
+    assert "20 of 40 rows of 'end' are '.c' or '.h', read as a value" in said
 
 
 def test_percents_beside_fractions_are_counted():
@@ -759,6 +778,18 @@ def test_a_row_with_the_name_of_one_column_stays():
     prepared, _ = prepare(csv_of(up=times_of(["up", "down"]), label=times_of(["label", "no", "yes"])))
     assert sum(split.num_examples for split in prepared.splits.values()) == 40
     assert prepared.target.class_names == ("label", "no", "yes")
+    Path("own.csv").write_text("up\ndown\nup\n")
+    (read,) = Reader(Wanted({"up": "category"}, ("category",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
+    assert (list(read.columns["up"]), read.broken) == (["down", "up"], {})
+
+
+def test_a_row_that_repeats_the_header_only_in_the_columns_that_are_used_stays(capsys):
+    content = csv_of(number=times_of(["7", "8"]), up=times_of(["up", "down"]), label=times_of(["label", "no"]))
+    columns = {"up": "category", "number": "ignore", "plain": "ignore"}
+    prepared, _ = prepare(f"{content}number,up,label,plain\n", columns=columns)
+    assert prepared.target.class_names == ("label", "no")
+    assert sum(split.num_examples for split in prepared.splits.values()) == 40
+    assert "left out: 1 of 41 rows" in capsys.readouterr().err
 
 
 def test_rows_may_end_with_a_delimiter_that_the_header_lacks():
@@ -781,7 +812,6 @@ def test_spaces_may_stand_before_quotes():
     (read,) = Reader(Wanted({"note": "category"}, ("category",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
     assert list(read.columns["note"]) == [f"a, b{row % 3}" for row in range(40)]
     content = "\n".join(["plain,note", *(f'{PLAIN[row]}, "well" he said' for row in range(40))])
-    (read,) = Reader(Wanted({"note": "text"}, ("text",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
     Path("own.csv").write_text(content)
     (read,) = Reader(Wanted({"note": "text"}, ("text",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
     assert list(read.columns["note"]) == [' "well" he said'] * 40, "of a header without quotes, they are characters"
@@ -809,6 +839,11 @@ def test_labels_may_be_true_and_false():
     assert (prepared.target.task, prepared.target.class_names) == ("multilabel", ("a", "b"))
     labels = np.concatenate([np.load(split.labels) for split in prepared.splits.values()])
     assert labels.sum(0).tolist() == [20, 26]
+    content = csv_of(a=times_of(["True", "False"]), b=times_of(["0.5", "2.5"]))
+    prepared, _ = prepare(content, target=["a", "b"], columns={"plain": "number", "label": "ignore"})
+    assert prepared.target.task == "regression"
+    labels = np.concatenate([np.load(split.labels) for split in prepared.splits.values()])
+    assert labels.sum(0).tolist() == [20, 60]
 
 
 @pytest.mark.parametrize("mark", ["/", ";"])

@@ -487,7 +487,7 @@ def _rows_of_csv(
                 row = line.rstrip("\r\n").split(delimiter)
                 yield row if len(row) == width else f"not a valid CSV row ({error})"
             continue
-        if row == header and row:
+        if row == header and len(row) > 1:
             yield "repeats the header"
         elif len(row) == width:
             yield row

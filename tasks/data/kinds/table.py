@@ -229,7 +229,7 @@ class ScannedTable:
         return cells.numbers(values, name, self.dataset.decimal or ".")
 
     def truths(self, values: Values, name: str) -> cells.Numbers:
-        """Return labels of 0 and 1, or of False and True, as numbers."""
+        """Return the values of a target as numbers: 0 for False, 1 for True."""
         return self.numbers(values if values.dtype != object else [*map(cells.truth, values)], name)
 
     def times(self, name: str) -> cells.Numbers:
@@ -349,7 +349,7 @@ class ScannedTable:
         if not self.usable.any():
             raise self.refuse("target", "no row is left that has a value in each column that needs one")
         if dataset.task == "regression":
-            values = np.stack([self.read(name, self.numbers) for name in dataset.target], 1)
+            values = np.stack([self.read(name, self.truths) for name in dataset.target], 1)
             target = Target(task="regression", num_outputs=values.shape[1], columns=dataset.target)
             return target, values.astype(np.float32)
         names, labels = self._classes() if dataset.task == "classification" else self._labels()
