@@ -163,6 +163,18 @@ def test_files_are_taken_with_the_zeros_that_they_end_with(kind, as_array):
     assert found.max() == 0
 
 
+@pytest.mark.parametrize("dtypes", [object, "category", None])
+def test_a_data_frame_may_have_the_missing_values_of_pandas(dtypes):
+    frame = pd.DataFrame({"size": [3, None], "city": [None, "Ulm"], "note": ["a b", None]})
+    frame = frame.convert_dtypes() if dtypes is None else frame.astype(dtypes)
+    columns = {"name": "size", "fill": 1.5}
+    features = numbers(columns) | places("category", (1,), "city") | places("text", (2,), "note")
+    found = Encoder(features, {"category": [["Ulm"]], "text": [["a", "b"]]}).model_input(frame)
+    assert {name: values.tolist() for name, values in found.items()} == {
+        "number": [[3], [1.5]], "category": [[0], [2]], "text": [[2, 3], [0, 0]],
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("value", ["/etc/passwd", "a.png", b"no image", b"", png((1, 2, 3))[:40], np.zeros((2, 3, 3))])
 def test_without_a_folder_no_file_is_read(value, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -82,7 +82,10 @@ class Encoder:
             given = {self.columns[0]: given}
         if not hasattr(given, "keys"):
             raise ValueError(f"pass the values of each column by its name: {', '.join(self.columns)}")
-        features = self.encode({name: list(given[name]) for name in self.columns if name in given})
+        columns = {name: given[name] for name in self.columns if name in given}
+        if hasattr(given, "iloc"):  # pandas' own missing values equal nothing and are not false.
+            columns = {name: column.to_numpy(object, na_value=None) for name, column in columns.items()}
+        features = self.encode({name: list(column) for name, column in columns.items()})
         return features if len(features) > 1 else next(iter(features.values()))
 
     def _pixels(self, given: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
