@@ -122,13 +122,8 @@ class TableFile:
         if any("\0" in name for name in names):
             raise UnicodeError  # UTF-16 without its mark.
         # A description may have a name in another Unicode form than the header has now.
-        of_roles = [getattr(self._dataset, role) for role in ("split_column", "group", "time", "weight")]
-        given = [
-            *self._dataset.target,
-            *(self._dataset.columns or {}),
-            *self._dataset.metadata,
-            *filter(None, of_roles),
-        ]
+        roles = [getattr(self._dataset, role) for role in ("split_column", "group", "time", "weight")]
+        given = [*self._dataset.target, *(self._dataset.columns or {}), *self._dataset.metadata, *filter(None, roles)]
         spelled = {unicodedata.normalize("NFC", name): name for name in given}
         return [spelled.get(name, name) for name in names]
 
@@ -138,11 +133,7 @@ class TableFile:
     def _csv_reader(self, lines: Iterable[str], strict: bool = False) -> Any:
         csv.field_size_limit(2**31 - 1)  # A value may be a book: pandas knows no limit either.
         return csv.reader(
-            lines,
-            delimiter=self.delimiter,
-            quoting=self._quoting,
-            skipinitialspace=self._skips_spaces,
-            strict=strict,
+            lines, delimiter=self.delimiter, quoting=self._quoting, skipinitialspace=self._skips_spaces, strict=strict
         )
 
     def chunks(self, wanted: Mapping[str, Wanted], names: Collection[str]) -> Iterator[Chunk]:
@@ -344,18 +335,19 @@ def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
         place = reader.line_num  # A row may have several lines.
     width = statistics.mode([len(row) for _, row in rows if row] or [0])
     targets = {spelled(name) for one in dataset.target for name in one.split(",")}
-    naming, widest = [], 0
+    named_first: dict[tuple[str, ...], int] = {}  # The header may be repeated.
+    widest = 0
     for place, row in rows:
         filled = sum(map(bool, row))
         # The names may be numbers, such as years, but no row of values has more of them than the header above it.
         if targets and targets <= {*row} and (filled > widest or not any(map(NUMBER.fullmatch, row))):
-            naming.append(place)
+            named_first.setdefault((*row,), place)
         widest = max(widest, filled)
+    naming = [*named_first.values()]
     if len(naming) > 1 and naming[0] > 0:
         naming = []  # The target is not a name, but one of the values.
     if not naming:  # Then it is the first line that is no title: R writes one name fewer, because row names have none.
-        likely = (place for place, row in rows if len(row) >= width - 1 and sum(map(bool, row)) > (width > 2))
-        naming = list(likely)
+        naming = [place for place, row in rows if len(row) >= width - 1 and sum(map(bool, row)) > (width > 2)]
     place = min(naming, default=0)
     if not 0 < place < LINES_ABOVE:
         return dataset, []

@@ -770,6 +770,7 @@ def test_a_header_that_is_repeated_is_no_row(columns, capsys):
     assert sum(split.num_examples for split in prepared.splits.values()) == 40
     assert "left out: 2 of 42 rows" in capsys.readouterr().err
     assert guess("\n".join([header, *rows]))[0].columns == guess(content)[0].columns
+    assert guess(f"Report of 2025\n\n{content}")[0].header == 3
     (read,) = Reader(Wanted({"plain": "text"}, ("text",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
     assert read.broken == {15: "repeats the header", 26: "repeats the header"}
 
