@@ -26,22 +26,7 @@ def set_environment(debug: bool) -> None:
     """Set the variables that Prefect reads on import, except those that the user has set.
 
     Without ``debug`` Prefect logs nothing to the terminal: a failed run ends with its one message, not with tracebacks.
-
-    Raises:
-        UserError: Prefect's client refuses a SOCKS proxy.
     """
-    if socks := [
-        f"{name} = '{value}'" for name, value in os.environ.items() if f"{name}={value}".lower().startswith(SOCKS)
-    ]:
-        import httpx
-
-        try:
-            httpx.Client().close()
-        except (ImportError, ValueError) as error:
-            raise UserError(
-                f"{socks[0]}: Prefect's client refuses it, even for a server on this machine ({error}). Use socks5:// "
-                "and `pip install 'httpx[socks]'`, or unset the variable for this command"
-            ) from None
     if not os.environ.get("PREFECT_HOME") and not machine.can_write(os.path.expanduser("~/.prefect")):
         os.environ["PREFECT_HOME"] = str(config.project_root() / "mlruns" / "prefect")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")  # Without a network it only prints errors.
@@ -114,13 +99,34 @@ class PrefectServer(Child):
         return said
 
 
+def check_proxy() -> None:
+    """Refuse a SOCKS proxy that Prefect's client cannot use.
+
+    Raises:
+        UserError: names the variable.
+    """
+    if socks := [
+        f"{name} = '{value}'" for name, value in os.environ.items() if f"{name}={value}".lower().startswith(SOCKS)
+    ]:
+        import httpx
+
+        try:
+            httpx.Client().close()
+        except (ImportError, ValueError) as error:
+            raise UserError(
+                f"{socks[0]}: Prefect's client refuses it, even for a server on this machine ({error}). Use socks5:// "
+                "and `pip install 'httpx[socks]'`, or unset the variable for this command"
+            ) from None
+
+
 def start_server() -> PrefectServer | None:
     """Start this run's own Prefect API, before this process imports Prefect; None if Prefect's settings name a server.
 
     Raises:
-        UserError: the server of PREFECT_API_URL does not answer.
+        UserError: the server of PREFECT_API_URL does not answer, or a SOCKS proxy cannot be used.
         StratagemError: the run's own server ended instead.
     """
+    check_proxy()
     if url := os.environ.get("PREFECT_API_URL"):
         reason = _unreachable(url)  # Prefect's client tries for a minute.
         if reason is None:

@@ -18,7 +18,7 @@ from typing import Literal
 import psutil
 
 from flows.operate import notifications, operation, servers
-from flows.operate.prefect_server import set_environment
+from flows.operate.prefect_server import check_proxy, set_environment
 from flows.operate.servers import Server
 from tasks import config, records
 from tasks.records import Operation
@@ -48,6 +48,7 @@ class Up:
         temporary.mkdir(mode=0o700)
         os.environ["TMPDIR"] = str(temporary)
         set_environment(debug=True)  # Its lines go to a file.
+        check_proxy()
         key = operation.private_key()
         listening = self._listening["prefect"]
         self._prefect = servers.prefect_server(

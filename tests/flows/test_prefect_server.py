@@ -46,10 +46,10 @@ def test_where_the_users_home_cannot_be_written_the_project_keeps_prefects(proje
 def test_a_socks_proxy_that_prefects_client_refuses_is_named(project, monkeypatch, name, scheme):
     monkeypatch.setenv(name, f"{scheme}://me:pw@h:1080")
     with pytest.raises(UserError, match=rf"^{name} = '{scheme}://h:1080': Prefect.+httpx\[socks\].+or unset") as caught:
-        prefect_server.set_environment(debug=False)
+        prefect_server.start_server()
     assert "pw" not in str(caught.value)
     monkeypatch.setenv("NO_PROXY", "*")
-    prefect_server.set_environment(debug=False)
+    prefect_server.check_proxy()
 
 
 @pytest.fixture
