@@ -195,13 +195,11 @@ def lines(points: Sequence[Point], others: Sequence[Point]) -> list[str]:
         "| workers | gradients | " + " | ".join(_condition(*one) for one in SHOWN) + " |",
         "|---" * (2 + len(SHOWN)) + "|",
     ]
-    for workers, parameters in dict.fromkeys((int(one["workers"]), int(one["parameters"])) for one in points):
-        if workers not in SHOWN_WORKERS:
-            continue
+    shown = [one for one in points if (one["bandwidth"], one["latency_seconds"]) in SHOWN]
+    shown = [one for one in shown if one["workers"] in SHOWN_WORKERS]
+    for workers, parameters in dict.fromkeys((int(one["workers"]), int(one["parameters"])) for one in shown):
         cells = []
-        for one in (one for one in points if (one["workers"], one["parameters"]) == (workers, parameters)):
-            if (one["bandwidth"], one["latency_seconds"]) not in SHOWN:
-                continue
+        for one in (one for one in shown if (one["workers"], one["parameters"]) == (workers, parameters)):
             network = scaling.Interconnect(one["bandwidth"], one["latency_seconds"])
             told = scaling.step_seconds(fitted, one["compute_seconds"], workers, 4 * parameters, network)
             cells.append(f"{one['step_seconds']:.3g} ({told:.2g})")

@@ -7,6 +7,7 @@ pool, so a run without this worker has no process any more.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -31,7 +32,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
-from prefect.exceptions import TerminationSignal
+from prefect.exceptions import ObjectNotFound, TerminationSignal
 from prefect.states import Cancelled, Crashed, Scheduled, exception_to_crashed_state
 from prefect.workers.process import ProcessWorker
 
@@ -93,19 +94,22 @@ def deploy(client: SyncPrefectClient, root: Path) -> list[str]:
     extra = [
         (one.id, client.create_deployment_schedules(one.id, [(one.schedules[0].schedule, False)])[0].id)
         for one in before.values()
-        if one.schedules
+        if one.schedules and all(schedule.slug for schedule in one.schedules)
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
-        cwd=root,
-        env=os.environ | {"PROJECT_ROOT": str(root)},
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr,
-        check=False,
-    )
-    if done.returncode:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
+            cwd=root,
+            env=os.environ | {"PROJECT_ROOT": str(root)},
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            check=False,
+        )
+    finally:
         for deployment, added in extra:
-            client.delete_deployment_schedule(deployment, added)
+            with contextlib.suppress(ObjectNotFound):  # Prefect has replaced it.
+                client.delete_deployment_schedule(deployment, added)
+    if done.returncode:
         sys.exit("error: cannot deploy prefect.yaml; the lines above say why")
     wanted = {one["name"]: one for one in yaml.safe_load((root / "prefect.yaml").read_text("utf-8"))["deployments"]}
     removed = []

@@ -190,10 +190,8 @@ def _limits_missed(
         within = value <= limits[name] if key == CEILINGS else value >= limits[name]
         if not within:  # NaN is not, either.
             may = "may have at most" if key == CEILINGS else "needs"
-            said.append(
-                f"'{name}' has {HAS[measure].format(units.metric(value))} among {count:,} examples "
-                f"and {may} {limits[name]:g}"
-            )
+            has = HAS[measure].format(units.number(value, 4) if measure == "mae" else units.metric(value))
+            said.append(f"'{name}' has {has} among {count:,} examples and {may} {limits[name]:g}")
     known = {one.full_name for one in found}
     said += [f"these test rows have no slice '{name}'" for name in named if name not in known]
     return f"{key}: {'; '.join(said)}" if said else None

@@ -71,6 +71,7 @@ def _answer(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: A
     except KeyboardInterrupt:
         return errors.to_json(errors.Interrupted(f"{row.name} was interrupted"))
     except StratagemError as error:
+        _show_traceback()
         return {**errors.to_json(error), "told_to_stop": stop.is_set()}
     except (Exception, SystemExit) as error:  # sys.exit() in the user's own code.
         cause = type(error).__name__
@@ -149,12 +150,16 @@ def _put_noise_aside(log: Path) -> None:
             os.dup2(file.fileno(), descriptor)
 
 
+def _show_traceback() -> None:
+    if os.environ.get("STRATAGEM_DEBUG"):
+        print(network.without_secrets(traceback.format_exc()), file=sys.stderr)
+
+
 def unexpected(stage: str, error: BaseException) -> StratagemError:
     """Return one message for an unexpected error; --debug also prints its traceback."""
     from tasks.system import messages
 
-    if os.environ.get("STRATAGEM_DEBUG"):
-        print(network.without_secrets(traceback.format_exc()), file=sys.stderr)
+    _show_traceback()
     if errors.is_out_of_memory(error):
         return StratagemError(
             f"{stage} ran out of memory ({type(error).__name__}): set a smaller train.global_batch_size or "

@@ -63,9 +63,9 @@ def _memory(row: ComparisonRow | Repeat) -> float | None:
 
 
 def _interval_of(row: ComparisonRow) -> str:
-    low, high = next(iter(row.intervals.values()), (None, None))
-    form = ",.3f" if (high or 0) < 100 else ",.0f"
-    return "-" if low is None else f"{low:{form}}-{high:{form}}"
+    for low, high in row.intervals.values():
+        return f"{low:,.3f}-{high:,.3f}" if high < 100 else f"{low:,.0f}-{high:,.0f}"
+    return "-"
 
 
 FIGURES: dict[str, Callable[[ComparisonRow], str]] = {

@@ -266,8 +266,7 @@ def recent_runs() -> RecentRuns:
     """Return the progress of the running trainings, the newest finished run, and what failed or was stopped in the last
     24 hours."""
     now, running, latest = datetime.now(UTC), [], None
-    failed: dict[str, str] = {}
-    stopped: dict[str, str] = {}
+    ends: dict[str, dict[str, str]] = {"failed": {}, "killed": {}}
     for run in find_runs("runs"):
         ended = outcome.status(run)
         status = _in_words(run, ended)
@@ -279,9 +278,8 @@ def recent_runs() -> RecentRuns:
             continue  # A sweep ends such a trial on purpose.
         # An unreadable status has no time.
         elif datetime.fromisoformat(ended.at or records.now()) >= now - timedelta(days=1):
-            ends = stopped if status == "killed" else failed
-            ends[run.name] = ended.reason or status
-    return RecentRuns(running=tuple(running), latest=latest, failed=failed, stopped=stopped)
+            ends[status][run.name] = ended.reason or status
+    return RecentRuns(running=tuple(running), latest=latest, failed=ends["failed"], stopped=ends["killed"])
 
 
 def status_of(run: Run) -> str:

@@ -1,11 +1,14 @@
 """Which flow runs the worker of `stratagem up` restarts and reports; test_operation.py kills real ones."""
 
 import os
+import subprocess
 import uuid
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed, Failed, Scheduled
 from typer.main import get_command
 
@@ -106,6 +109,28 @@ def test_where_the_worker_resumes_a_training_that_dies_is_a_crash(told, monkeypa
     monkeypatch.setenv("STRATAGEM_RESUMES", "1")
     state = reporting.reported(dies)
     assert (state.type, state.message, told) == (StateType.CRASHED, "the process that ran train died (SIGKILL)", [])
+
+
+def test_a_prefect_yaml_that_prefect_refuses_is_one_message(monkeypatch, tmp_path):
+    schedule = SimpleNamespace(id="added", schedule=None, slug="nightly")
+    deployed = [SimpleNamespace(id=name, name=name, schedules=[schedule]) for name in ("taken", "refused")]
+    deleted = []
+
+    def delete(deployment, added):
+        deleted.append((deployment, added))
+        if deployment == "taken":
+            raise ObjectNotFound(Exception())
+
+    client = SimpleNamespace(
+        create_work_pool=lambda *given, **others: None,
+        read_deployments=lambda **given: deployed,
+        create_deployment_schedules=lambda *given: [schedule],
+        delete_deployment_schedule=delete,
+    )
+    monkeypatch.setattr(subprocess, "run", lambda *given, **others: SimpleNamespace(returncode=1))
+    with pytest.raises(SystemExit, match=r"cannot deploy prefect\.yaml"):
+        worker.deploy(client, tmp_path)
+    assert deleted == [("taken", "added"), ("refused", "added")]
 
 
 def test_status_lists_flow_runs_that_failed_before_they_became_runs(project, monkeypatch, capsys):

@@ -222,9 +222,8 @@ def of_towns(monkeypatch: pytest.MonkeyPatch, folder: Path, labels: np.ndarray, 
         ("'town: Basel': 3", None),
         (
             "'town: Basel': 2.5, 'town: Bern': 0.25",
-            "register.ceilings: 'town: Bern' has a mean absolute error of 1.0000 among 160 examples and may "
-            "have at most 0.25; 'town: Basel' has a mean absolute error of 3.0000 among 40 examples "
-            "and may have at most 2.5",
+            "register.ceilings: 'town: Bern' has a mean absolute error of 1 among 160 examples and may have at most "
+            "0.25; 'town: Basel' has a mean absolute error of 3 among 40 examples and may have at most 2.5",
         ),
         ("'target: lowest quarter': 0.1", "register.ceilings: 'target: lowest quarter' has a mean absolute error of"),
     ],
@@ -238,6 +237,15 @@ def test_a_slice_of_a_regression_may_have_a_ceiling(monkeypatch, tmp_path, ceili
     found = gate.judge(settings, data, evaluation(), given, None)
     assert found.promoted == (reason is None)
     assert (reason or "") in found.reason
+
+
+def test_a_small_error_above_its_ceiling_is_not_told_as_0(monkeypatch, tmp_path) -> None:
+    labels = np.linspace(0, 1e-3, 200)[:, None]
+    data, given = of_towns(monkeypatch, tmp_path, labels, labels + 1.25e-5)
+    found = gate.judge(
+        load("register.ceilings={'town: Bern': 1e-5}", "register.metric=test/mae"), data, evaluation(), given, None
+    )
+    assert "'town: Bern' has a mean absolute error of 1.25e-05 among 160 examples and may have at most" in found.reason
 
 
 def test_a_ceiling_of_no_slice_is_refused(monkeypatch, tmp_path) -> None:

@@ -56,18 +56,36 @@ def test_a_cause_is_found_behind_what_wraps_it():
     assert messages.find_message(error)[0].name == "tensorflow_no_image"
 
 
-def test_a_stage_says_it_and_debug_has_the_original(project):
-    code = (
-        "from tasks.process.serve import unexpected\n"
-        "try: raise ValueError('Unknown image file format.')\n"
-        "except ValueError as error: print(unexpected('train', error))\n"
-    )
+UNEXPECTED = """
+from tasks.process.serve import unexpected
+try: raise ValueError('Unknown image file format.')
+except ValueError as error: print(unexpected('train', error))
+"""
+OWN = """
+from types import SimpleNamespace
+from tasks.modeling.own_code import blamed
+from tasks.process import serve
+def train(*given):
+    with blamed("model.name = 'mine:build' cannot be built"): [][0]
+serve._run = train
+print(serve._answer(SimpleNamespace(name="train"), {}, True, None)["error"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (UNEXPECTED, "train failed: a file is not an image. To do: "),
+        (OWN, "model.name = 'mine:build' cannot be built (IndexError: "),
+    ],
+)
+def test_a_stage_says_it_and_debug_has_the_original(project, code, said):
     for debug in ("", "1"):
         done = subprocess.run(
             [sys.executable, "-c", f"import os; os.environ['STRATAGEM_DEBUG'] = '{debug}'\n{code}"],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
-        assert done.stdout.startswith("train failed: a file is not an image. To do: ")
+        assert done.stdout.startswith(said)
         assert ("Traceback" in done.stderr) == bool(debug)
 
 

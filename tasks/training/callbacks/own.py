@@ -89,7 +89,7 @@ class OwnCallback(keras.callbacks.Callback):
             for name in logs.keys() - before.keys():
                 where = f"{self.name}.on_epoch_end sets logs['{name}'] = {shown(logs[name])}, which is not a number"
                 with own_code.blamed(f"{KEY}: {where}"):
-                    float(logs[name])
+                    logs[name] = float(logs[name])
         if method == "on_train_begin" and self.remembers and self._saved and self._saved["state"] is not None:
             self._call("restore", self._saved["state"])
         self.over |= model.stop_training and not stopped

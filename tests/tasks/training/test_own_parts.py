@@ -123,6 +123,16 @@ class Leaving(keras.callbacks.Callback):
         raise SystemExit(3)
 
 
+class Measuring(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        logs["mine"] = "0.25"
+
+
+class Reading(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        logs["read"] = logs["mine"] * 2
+
+
 class Wordy(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         logs["mine"] = "text"
@@ -286,6 +296,12 @@ def test_a_callback_that_does_not_remember_is_named_when_a_run_begins_and_resume
     cut_after("whole", "cut", 6)
     train(tiny, *options, run_id="cut", resume=True)
     assert "so a resumed training may end with different" in caplog.text
+
+
+def test_what_a_callback_adds_to_the_logs_is_a_number_for_the_next(tiny, train, parts):
+    sent = []
+    train(tiny, "train.callbacks=[parts:Measuring,parts:Reading]", send=lambda step, metrics: sent.append(metrics))
+    assert {metrics["train/read"] for metrics in sent if "train/read" in metrics} == {0.5}
 
 
 @pytest.mark.parametrize("loop", ["fit", "custom"])
