@@ -279,6 +279,10 @@ def _log_summary(training: Training, placement: Placement) -> None:
     strategy, name = training.strategy, training.settings.model.name
     log.info("strategy  %s", strategy.describe())
     log.info("variables %s; %s per device; gradients: %s", spread, units.size(num_bytes), strategy.collectives)
+    if strategy.backend == "jax":
+        at_once = f"up to {loops.steps_of(strategy).LENGTHS[0]} at once"
+        alone = "one by one: XLA computes a loop's steps on one thread of a CPU"
+        log.info("steps     %s", alone if strategy.on_cpus else at_once)
     log.info("model     %s, %s parameters", name, f"{training.model.count_params():,}")
     if training.settings.model.freeze:
         trained = sum(math.prod(variable.shape) for variable in training.model.trainable_variables)

@@ -26,6 +26,7 @@ EXAMPLES = {
         "stratagem data add flowers.csv --target species",
         "stratagem data show flowers",
     ),
+    "add": ("stratagem data add photos/", "stratagem data add flowers.csv --target species"),
     "runs": (
         "stratagem runs --dataset digits --sort test/accuracy",
         "stratagem runs show latest",
@@ -38,6 +39,8 @@ EXAMPLES = {
     ),
     "ui": ("stratagem ui",),
     "up": ("stratagem up --detach",),
+    "status": ("stratagem status --json",),
+    "doctor": ("stratagem doctor mlflow prefect   only these checks",),
     "submit": ("stratagem submit mnist --nodes 2 --time 01:00:00 -n   only print the job",),
 }
 
@@ -93,11 +96,17 @@ def _named(*functions: Function) -> dict[str, Function]:
     return {function.__name__.strip("_"): function for function in functions}
 
 
+def _epilog(name: str) -> str | None:
+    """Return the examples in a command's help."""
+    lines = "".join(f"\n  {line}" for line in EXAMPLES.get(name, ()))
+    return f"\b\nExamples:{lines}" if lines else None
+
+
 def _group(help: str, functions: dict[str, Function]) -> typer.Typer:
     """Return a group of commands."""
     group = typer.Typer(cls=Lists, help=help)
     for own, function in functions.items():
-        group.command(own, cls=Command)(command(function))
+        group.command(own, cls=Command, epilog=_epilog(own))(command(function))
     return group
 
 
@@ -180,12 +189,10 @@ for _name, _function in {
     **OLDER_NAMES,
     **{name: one for panel in PANELS.values() for name, one in panel.items()},
 }.items():
-    _lines = "".join(f"\n  {line}" for line in EXAMPLES.get(_name, ()))
-    _epilog = f"\b\nExamples:{_lines}" if _lines else None
     if isinstance(_function, typer.Typer):
-        app.add_typer(_function, name=_name, epilog=_epilog)
+        app.add_typer(_function, name=_name, epilog=_epilog(_name))
     else:
-        app.command(_name, cls=Command, hidden=_name in OLDER_NAMES, epilog=_epilog)(command(_function))
+        app.command(_name, cls=Command, hidden=_name in OLDER_NAMES, epilog=_epilog(_name))(command(_function))
 
 
 def main() -> None:

@@ -95,7 +95,7 @@ def status() -> Result:
         if len(found[title]) > MOST_LISTED:
             print(f"  {title:9}and {len(found[title]) - MOST_LISTED} more")
     for one in found["runs"]["running"]:
-        left = f", about {units.duration(one['seconds_left'])} left" if one["seconds_left"] is not None else ""
+        left = f", about {units.duration(one['seconds_left'])} left" if one["seconds_left"] else ""
         print(f"  running  {one['name']}, epoch {one['epoch']} of {one['epochs']}{left}")
     if (latest := found["runs"]["latest"]) is not None:
         name = latest["headline"]

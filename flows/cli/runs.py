@@ -54,7 +54,7 @@ def list_(
     when = listing.moment(since, "--since") if since is not None else None
     choice = listing.RunFilter(dataset, strategy, when, status and status.lower())
     metric = f"test/{sort}" if sort and "/" not in sort and sort not in listing.FIGURES else sort
-    found = listing.list_runs(choice, metric, metric is not None and listing.lower_is_better(metric), limit)
+    found = listing.list_runs(choice, sort, metric is not None and listing.lower_is_better(metric), limit)
     yield found
     shown = found.runs[: limit or SHOWN]
     if not shown:

@@ -82,6 +82,8 @@ def show_record(record: "Record", fields: tuple[str, ...]) -> Iterator["Record"]
     rows = {}
     for field in fields:
         value = getattr(record, field)
+        if value in (None, ()):
+            continue
         if isinstance(value, dict):
             value = ", ".join(f"{name} {units.metric(number)}" for name, number in value.items())
         elif isinstance(value, tuple):

@@ -11,7 +11,7 @@ import tempfile
 import time
 
 from tasks import config
-from tasks.system import machine, temporary
+from tasks.system import files, machine, temporary
 from tasks.system.child import Child
 from tasks.system.errors import StratagemError, UserError
 from tasks.system.network import unreachable_reason
@@ -94,8 +94,12 @@ class PrefectServer(Child):
         if not said:
             self.close()
             self._log.seek(0)
-            last = (self._log.read().decode(errors="replace").strip() or "it printed nothing").splitlines()[-1]
-            raise StratagemError(f"Prefect's server for this run did not start: {last} (--debug shows the traceback)")
+            said = self._log.read().decode(errors="replace").strip() or "it printed nothing"
+            last = said.splitlines()[-1]
+            full = files.find_full_disk(StratagemError(said), "Prefect's database")
+            raise full or StratagemError(
+                f"Prefect's server for this run did not start: {last} (--debug shows the traceback)"
+            )
         return said
 
 
@@ -131,8 +135,9 @@ def start_server() -> PrefectServer | None:
         reason = _unreachable(url)  # Prefect's client tries for a minute.
         if reason is None:
             return None
-        sourced = config.project_root() / "mlruns" / "up" / "environment"
-        if sourced.is_file() and f"PREFECT_API_URL={url}\n" in sourced.read_text(encoding="utf-8"):
+        from tasks.operations.doctor import is_of_up
+
+        if is_of_up(url):
             raise UserError(
                 "this shell has sourced mlruns/up/environment, and `stratagem up` is no longer running: start it, or "
                 "`unset PREFECT_API_URL PREFECT_API_AUTH_STRING PREFECT_HOME PROJECT_ROOT`, so that each run starts "

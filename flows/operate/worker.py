@@ -127,20 +127,28 @@ def deploy(client: SyncPrefectClient, root: Path) -> list[str]:
             continue
         if before[one.name].paused:
             client.pause_deployment(one.id)
-        was_active = {_name_of(schedule): schedule.active for schedule in before[one.name].schedules}
+        were = before[one.name].schedules
         for schedule in kept:
-            if schedule.active and not was_active.get(_name_of(schedule), True):
+            if schedule.active and any(not old.active and _is_same(old, schedule) for old in were):
                 client.update_deployment_schedule(one.id, schedule.id, active=False)
         removed += [
-            f"schedule '{name}' of {one.name} is not in prefect.yaml: it was removed. Add it there to keep it"
-            for name in sorted(was_active.keys() - {*map(_name_of, kept)})
+            f"schedule '{old.slug or _times_of(old)}' of {one.name} is not in prefect.yaml: it was removed. Add it "
+            "there to keep it"
+            for old in were
+            if not any(_is_same(old, schedule) for schedule in kept)
         ]
     return removed
 
 
-def _name_of(schedule: DeploymentSchedule) -> str:
+def _times_of(schedule: DeploymentSchedule) -> str:
     said = schedule.schedule.model_dump(mode="json", exclude_none=True)
-    return str(schedule.slug or said.get("cron") or said.get("rrule") or said.get("interval"))
+    return str(said.get("cron") or said.get("rrule") or said.get("interval"))
+
+
+def _is_same(one: DeploymentSchedule, other: DeploymentSchedule) -> bool:
+    """Return whether two schedules have the same slug or, if one of them has none, the same times."""
+    both = one.slug and other.slug
+    return one.slug == other.slug if both else _times_of(one) == _times_of(other)
 
 
 def job_template() -> dict[str, Any]:

@@ -98,7 +98,7 @@ def overrides_schema() -> dict[str, Any]:
         kinds = [kind for kind, _ in known if kind and name != "kind"]
         notes = [
             " ".join((known[0][1].description or "").split()).replace("<", "\\<"),  # It is shown as Markdown.
-            f"Of {', '.join(kinds)}." if kinds else "",
+            f"Only for {', '.join(kinds)}." if kinds else "",
             f"params.yaml: {json.dumps(today[key])}." if key in today else "",
         ]
         shown = _choice(types) | {"description": " ".join(filter(None, notes))}

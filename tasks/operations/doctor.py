@@ -34,7 +34,7 @@ from tasks.runs.locks import SCRATCH, crashed_holders, half_written, is_abandone
 from tasks.system import files, machine, temporary, units
 from tasks.system.errors import StratagemError, UserError, listed, one_line, one_of
 from tasks.system.machine import can_write
-from tasks.system.network import unreachable_reason, without_secrets, without_userinfo
+from tasks.system.network import NEEDS_SCHEME, NO_SCHEME, unreachable_reason, without_secrets, without_userinfo
 
 GIB = 2**30
 # A run on the digits takes 1.9 GiB with its server, of which 0.9 GiB is TensorFlow.
@@ -288,6 +288,8 @@ def mlflow(root: Path) -> Iterator[Remark]:
         yield _server("MLFLOW_TRACKING_URI", uri, "MLflow", fix)
     elif uri.startswith(SQLITE):
         yield from _database(Path(uri.removeprefix(SQLITE)), "mlflow")
+    elif NO_SCHEME.match(uri):
+        yield error(NEEDS_SCHEME, "export MLFLOW_TRACKING_URI=http://$MLFLOW_TRACKING_URI")
     else:
         yield ok(f"MLFLOW_TRACKING_URI = {uri}: this kind of store is not checked")
 
@@ -295,12 +297,20 @@ def mlflow(root: Path) -> Iterator[Remark]:
 def prefect(root: Path) -> Iterator[Remark]:
     """Check that the server in PREFECT_API_URL answers, or that the database is intact."""
     if url := os.environ.get("PREFECT_API_URL"):
-        fix = "prefect server start, or unset PREFECT_API_URL: a run then starts its own"
+        others = " PREFECT_API_AUTH_STRING PREFECT_HOME PROJECT_ROOT" if is_of_up(url) else ""
+        start = "stratagem up" if others else "prefect server start"
+        fix = f"{start}, or unset PREFECT_API_URL{others}: a run then starts its own"
         yield _server("PREFECT_API_URL", url, "Prefect", fix)
     elif any(os.environ.get(f"PREFECT_{part}DATABASE_CONNECTION_URL") for part in ("API_", "SERVER_")):
         yield ok("the database in PREFECT_SERVER_DATABASE_CONNECTION_URL is not checked")
     else:
         yield from _database(prefect_home(root) / "prefect.db", "prefect")
+
+
+def is_of_up(url: str) -> bool:
+    """Return whether PREFECT_API_URL is from mlruns/up/environment, which this shell has then sourced."""
+    environment = config.project_root() / "mlruns" / "up" / "environment"
+    return environment.is_file() and f"PREFECT_API_URL={url}\n" in environment.read_text(encoding="utf-8")
 
 
 def _server(variable: str, url: str, package: str, fix: str) -> Remark:

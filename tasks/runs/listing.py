@@ -64,7 +64,7 @@ class RunFilter:
             ("--dataset", self.dataset, {line.dataset for line in lines}),
         ):
             if value is not None and value not in known:
-                none = "no run exists yet" if not lines else None
+                none = "no run exists yet" if not known else None
                 raise UserError(errors.one_of(option, value, known - {""}, none))
 
     def includes(self, line: RunLine) -> bool:
@@ -84,7 +84,7 @@ def list_runs(
 
     Args:
         choice: selects the runs.
-        sort: one of ``FIGURES``, or a metric such as ``test/accuracy``; runs without it come last.
+        sort: one of ``FIGURES``, or a metric such as ``test/accuracy`` or ``accuracy``; runs without it come last.
         lowest_first: sort in ascending order; otherwise descending.
         limit: the maximum number of runs.
 
@@ -98,12 +98,13 @@ def list_runs(
     choice.check(lines)
     found = [line for line in lines if choice.includes(line)]
     if sort is not None:
-        measured = {name for line in lines for name in line.metrics}
-        if sort not in measured and sort not in FIGURES:
-            raise UserError(errors.one_of("--sort", sort, {*FIGURES, *measured}))
+        known = {*FIGURES, *(name for line in lines for name in line.metrics)}
+        metric = sort if sort in known else f"test/{sort}"
+        if metric not in known:
+            raise UserError(errors.one_of("--sort", sort, known))
 
         def place(line: RunLine) -> tuple[bool, float]:
-            value = getattr(line, sort) if sort in FIGURES else line.metrics.get(sort)
+            value = getattr(line, metric) if metric in FIGURES else line.metrics.get(metric)
             if value is None or math.isnan(value):
                 return True, 0.0
             return False, value if lowest_first else -value

@@ -58,8 +58,9 @@ def find_full_disk(error: BaseException, place: Path | str) -> StratagemError | 
         for words, number in DISK_FULL_TEXTS.items():
             if words in said:
                 return full_disk_error(place, number)
-        # SQLite says no more than this at the limit.
-        if "disk I/O error" in said and resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        # SQLite, and this run's own Prefect server, say no more than this at the limit.
+        at_limit = "disk I/O error" in said or "500 Internal Server Error' for url 'http://127.0.0.1:" in said
+        if at_limit and resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
             return full_disk_error(place, errno.EFBIG)
     return None
 

@@ -20,6 +20,9 @@ MIN_SECRET_LENGTH = 6
 MIN_TOKEN_LENGTH = 20
 # SQLAlchemy allows any character but `@` in a database's password, and a parameter that holds it.
 USERINFO = re.compile(r"(?<=://)(?:[^\s/?#'\"]*|(?<!http://)(?<!https://)[^\s/:@]*:[^\s@]*)@")
+# A server's host and port without http://, which MLflow takes for a folder.
+NO_SCHEME = re.compile(r"[\w.-]+:\d+(/|$)")
+NEEDS_SCHEME = "MLFLOW_TRACKING_URI: a server's address begins with http:// or https://. Write http:// before its host"
 HTTP = re.compile(r"\bhttps?://$")
 PARAMETER = re.compile(r"([?&](?:password|passwd)=)[^\s&]+")
 # As AWS, Google, GitHub, GitLab, Slack, OpenAI, Hugging Face, npm and PyPI write theirs; JSON Web Tokens; private keys.
@@ -143,7 +146,11 @@ def unreachable_reason(url: str, timeout_seconds: float | tuple[float, float] = 
         with requests.get(url, timeout=timeout_seconds, stream=True) as answer:
             return f"HTTP status {answer.status_code}" if answer.status_code >= 500 else None
     except (requests.RequestException, ValueError) as error:
-        return without_secrets(str(error))
+        by_proxy = "the proxy: " if isinstance(error, requests.exceptions.ProxyError) else ""
+        cause: BaseException = error  # requests and urllib3 wrap what the system says several times.
+        while (inner := cause.__cause__ or cause.__context__) is not None:
+            cause = inner
+        return without_secrets(by_proxy + (str(cause) or str(error)))
 
 
 def connection_error(host: str, port: int | str, timeout_seconds: float) -> OSError | OverflowError | None:

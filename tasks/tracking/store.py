@@ -91,6 +91,8 @@ def open_store(uri: str | None = None) -> mlflow.MlflowClient:
             relocation.correct_paths()
     elif uri.startswith(("http://", "https://")):
         _check_server(uri)
+    elif network.NO_SCHEME.match(uri):
+        raise UserError(network.NEEDS_SCHEME)
     try:
         return mlflow.MlflowClient(uri, registry_uri=uri)
     except (MlflowException, ImportError, SQLAlchemyError) as error:

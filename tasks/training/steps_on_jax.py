@@ -6,7 +6,6 @@ variables, of the optimizer's variables (in training) and of the metrics' variab
 """
 
 import itertools
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import lru_cache
@@ -39,14 +38,9 @@ LENGTHS = 32, 1
 MAX_SIDE = 2000
 """Largest side, in pixels, of images that a device augments, because integers have 32 bits there."""
 
-log = logging.getLogger(__name__)
-
 
 def train_function(training: Training, calls: Calls) -> StepsFunction:
     """Return the train function of the loops: ``calls.train`` around the steps."""
-    on_cpus = training.strategy.on_cpus
-    how = "one by one: XLA computes a loop's steps on one thread of a CPU" if on_cpus else f"up to {LENGTHS[0]} at once"
-    log.info("steps     %s", how)
     return calls.train(_many_steps(training, training.batches, "train_step"))
 
 

@@ -581,6 +581,7 @@ def test_a_step_is_looked_at_in_other_processes_and_on_jax_too(prepared_project,
          "--set", "model.name=mlp", "--set", "strategy.multi_worker.devices=null", "--set", "train.traced_steps=10"]
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
+    assert result.stderr.count("steps     one by one") == 2, "once in each training on JAX"
     made = Comparison.model_validate_json(result.stdout)
     assert {(found.strategy, found.loop) for found in made.rows} == {
         ("multi_worker", "fit"), ("multi_worker", "custom"), ("parameter_server", "custom"), ("data_parallel", "fit"),

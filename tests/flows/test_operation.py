@@ -302,6 +302,7 @@ def test_prefect_yaml_is_the_truth_also_while_up_runs(operated):
         up = operated.command("up")
         assert up.returncode == 0, up.stderr
         assert {one["slug"] or "" for one in deployments()["nightly"]["schedules"]} == {*(expected or [""])}, schedules
+        assert ("it was removed" in up.stdout) == (schedules != [{}]), "without its slug it has the same times"
     shown = operated.command("status").stdout
     assert {"nightly", "training"} <= {*shown.split()}
     assert re.findall(r"(?:nightly|training) +on request", shown) == [], "also before Prefect has planned the next run"

@@ -560,7 +560,8 @@ def test_the_form_explains_each_setting():
     assert "params.yaml: 15." in form["train.epochs"]["description"]
     assert form["dataset.name"]["description"].startswith("A TFDS dataset of images, texts or numbers")
     assert (
-        "Of multi_worker, parameter_server, data_parallel, model_parallel." in form["strategy.workers"]["description"]
+        "Only for multi_worker, parameter_server, data_parallel, model_parallel."
+        in form["strategy.workers"]["description"]
     )
     assert [one["title"] for one in form["input.validation"]["anyOf"]] == ["text", "fraction", "number", "not given"]
     for key, shown in form.items():

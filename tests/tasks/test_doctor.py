@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.operate import operation
 from tasks import records
 from tasks.operations import doctor
 from tasks.operations.doctor import prefect_home
@@ -231,6 +232,19 @@ def test_a_server_that_is_down(look, monkeypatch, check, variable):
     text, fix = look(check)
     assert text.startswith(f"{variable} = http://127.0.0.1:{port}: no ")
     assert "s3cret" not in text + fix
+    assert text.endswith(" server answers ([Errno 111] Connection refused)")
+
+
+def test_a_shell_of_an_up_that_has_ended(project, look, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
+    assert look("prefect")[1].startswith("prefect server start, or unset PREFECT_API_URL:")
+    operation.write_environment({"PREFECT_API_URL": "http://127.0.0.1:1/api"})
+    assert look("prefect")[1].startswith("stratagem up, or unset PREFECT_API_URL PREFECT_API_AUTH_STRING PREFECT_HOME ")
+
+
+def test_the_address_of_a_server_without_its_scheme(look, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "127.0.0.1:5000")
+    assert "Write http:// before its host" in look("mlflow")[0]
 
 
 def test_git(project, look):

@@ -30,6 +30,8 @@ def test_no_run_is_a_list_of_none(project):
     assert (found.runs, found.num_runs, found.bytes, found.unreadable) == ((), 0, 0, {})
     with pytest.raises(UserError, match="unknown --dataset 'digits': no run exists yet"):
         listing.list_runs(listing.RunFilter(dataset="digits"))
+    with pytest.raises(UserError, match=r"unknown --status 'wrong'\. Allowed: failed, finished, killed, running"):
+        listing.list_runs(listing.RunFilter(status="wrong"))
     with pytest.raises(UserError, match="no run exists in mlruns/: train one first"):
         entries.resolve("latest")
 
@@ -60,6 +62,7 @@ CHOICES = [
     ({"since": 2 * 3600 + 1}, {}, [3]),
     ({"dataset": "digits", "status": "finished"}, {}, [1]),
     ({}, {"sort": "test/accuracy"}, [1, 2, 3]),
+    ({}, {"sort": "accuracy"}, [1, 2, 3]),
     ({}, {"sort": "test/accuracy", "lowest_first": True}, [2, 1, 3]),
     # What is not a number comes last, whichever come first.
     ({}, {"sort": "test/loss", "lowest_first": True}, [1, 3, 2]),
@@ -104,10 +107,13 @@ UNKNOWN = [
 ]
 
 
-def test_what_no_run_has_is_refused(three):
+def test_what_no_run_has_is_refused(three, capsys):
     for choice, how, message in UNKNOWN:
         with pytest.raises(UserError, match=message):
             listing.list_runs(listing.RunFilter(**choice), **how)
+    with pytest.raises(SystemExit):
+        get_command(main.app)(["runs", "--sort", "nothing"])
+    assert "unknown --sort 'nothing'. Allowed: bytes" in capsys.readouterr().err
 
 
 def test_a_line_says_what_came_of_a_run(three):
@@ -260,9 +266,9 @@ def test_status_shows_how_far_a_training_is_the_last_result_and_what_failed(proj
     outcome.set_status(trial, "KILLED", "pruned after epoch 2: validation/loss 0.9000, and the limit was 0.8000")
     day_before = records.at(datetime.now(UTC).timestamp() - 25 * 3600)
     records.save(RunStatus(status="KILLED", reason=None, at=day_before), Path(old.folder, "status.json"))
-    running, new = (write_run(number, "RUNNING", {"train.epochs": 5}, host="elsewhere") for number in (4, 5))
+    running, new, late = (write_run(number, "RUNNING", {"train.epochs": 5}, host="elsewhere") for number in (4, 5, 9))
     now = 1000 * datetime.now(UTC).timestamp()
-    for run, ends in (running, (30_000, 20_000, 10_000)), (new, (10_000,)):
+    for run, ends in (running, (30_000, 20_000, 10_000)), (new, (10_000,)), (late, (60_000, 50_000, 40_000, 30_000)):
         lines = [[["train/loss", 0.5, now - ago, 41 * epoch]] for epoch, ago in enumerate(ends, 1)]
         others = [[["training/load", 0.1, now, 41]]]
         text = "".join(f"{json.dumps(line)}\n" for line in [*lines, *others]) + '[["train/loss", 0.'
@@ -270,11 +276,12 @@ def test_status_shows_how_far_a_training_is_the_last_result_and_what_failed(proj
 
     found = listing.recent_runs()
     assert [(one.run_id, one.epoch, one.epochs) for one in found.running] == [
+        (late.run_id, 4, 5),
         (new.run_id, 1, 5),
         (running.run_id, 3, 5),
     ]
-    assert found.running[0].seconds_left is None, "one epoch says nothing about the next"
-    assert 0 <= found.running[1].seconds_left <= 10, "two epochs of 10 s are left, and 10 s of the first have passed"
+    assert found.running[1].seconds_left is None, "one epoch says nothing about the next"
+    assert 0 <= found.running[2].seconds_left <= 10, "two epochs of 10 s are left, and 10 s of the first have passed"
     assert (found.latest.run_id, found.latest.metrics) == (run_id_of(1), {"test/accuracy": 0.9})
     assert found.failed == {f"{run_id_of(2)[:6]}-convnet2-one_device-fit": "some reason"}
     assert found.stopped == {cancelled.name: "the training was stopped at step 3, which is saved"}
@@ -282,13 +289,14 @@ def test_status_shows_how_far_a_training_is_the_last_result_and_what_failed(proj
     with pytest.raises(SystemExit):
         get_command(main.app)(["status"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == [
+    assert lines[:3] == [
         "No servers are running: `stratagem up` starts them.",
+        f"  running  {late.name}, epoch 4 of 5",
         f"  running  {new.name}, epoch 1 of 5",
     ]
-    assert re.fullmatch(rf"  running  {running.name}, epoch 3 of 5, about [\d.]+ m?s left", lines[2])
-    assert re.fullmatch(rf"  finished {run_id_of(1)[:6]}-convnet2-one_device-fit, test/accuracy 0\.9000, .+", lines[3])
-    assert lines[4:] == [
+    assert re.fullmatch(rf"  running  {running.name}, epoch 3 of 5, about [\d.]+ m?s left", lines[3])
+    assert re.fullmatch(rf"  finished {run_id_of(1)[:6]}-convnet2-one_device-fit, test/accuracy 0\.9000, .+", lines[4])
+    assert lines[5:] == [
         f"  stopped  {cancelled.name}, the training was stopped at step 3, which is saved",
         f"  failed   {run_id_of(2)[:6]}-convnet2-one_device-fit, some reason",
     ]

@@ -136,7 +136,7 @@ def test_without_slurm_nothing_is_left_and_the_package_is_named(root, monkeypatc
 
 
 def test_a_job_is_found_by_its_number_and_the_newest_by_latest(root):
-    with pytest.raises(UserError, match="None was submitted from this project"):
+    with pytest.raises(UserError, match=r"^no job was submitted from this project yet"):
         submission.find_job("12")
     for number in (12, 7):
         folder = root / "mlruns/jobs" / str(number)

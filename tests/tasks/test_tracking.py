@@ -122,6 +122,13 @@ def test_a_server_that_is_down_is_named_at_once(project: Path, monkeypatch: pyte
         open_store()
 
 
+def test_the_address_of_a_server_without_its_scheme_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for address in ("127.0.0.1:5000", "mlflow.example.org:80/"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        with pytest.raises(UserError, match=r"^MLFLOW_TRACKING_URI: .* Write http:// before its host$"):
+            open_store()
+
+
 def test_the_users_own_store_is_honoured(project: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = project / "elsewhere" / "own.db"
     own.parent.mkdir()

@@ -185,8 +185,9 @@ def find_job(job_id: str) -> records.Job:
     for job in known:
         if job_id in (job.id, "latest"):
             return job
-    see = None if known else "None was submitted from this project: use `stratagem submit`"
-    raise UserError(one_of("job", job_id, [job.id for job in known], see))
+    if not known:
+        raise UserError("no job was submitted from this project yet: use `stratagem submit`")
+    raise UserError(one_of("job", job_id, [job.id for job in known]))
 
 
 def state(job: records.Job) -> records.JobState:
