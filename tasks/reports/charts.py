@@ -351,7 +351,7 @@ def confusion_matrix(evaluation: EvaluationResult) -> Chart:
         axes.set_yticks(named, [names[i] for i in named], fontsize=size)
         axes.set(xlim=(-0.5, num - 0.5), ylim=(num - 0.5, -0.5), xlabel="predicted")
         axes.spines[["top", "right"]].set_visible(True)
-        _write_above(axes, "true (the stronger the colour, the larger the share of its row)")
+        _write_above(axes, "true (colour: share of the row)")
     right, every = int(np.trace(counts)), int(counts.sum())
     return Chart(
         axes.figure, f"confusion matrix of {num} classes, {right:,} of {every:,} examples on its diagonal"

@@ -179,7 +179,7 @@ def _medians(
             rounds = [one for repeat in row.repeats if (one := figure(repeat)) is not None] or [value]
             lines.append((row.name, min(rounds), value, max(rounds)))
     title = f"{what}: median and range of the rounds"
-    return charts.ranges(title, lines, shown=lambda value: units.number(value, 4)) if lines else None
+    return charts.ranges(title, lines, shown=lambda value: f"{float(f'{value:.4g}'):,.15g}") if lines else None
 
 
 def _metric_chart(rows: Sequence[ComparisonRow]) -> Chart | None:
