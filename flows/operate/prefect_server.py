@@ -93,8 +93,9 @@ class PrefectServer(Child):
         said = self.output.readline().strip()
         if not said:
             self.close()
-            self._log.seek(0)
-            said = self._log.read().decode(errors="replace").strip() or "it printed nothing"
+            with self._log:
+                self._log.seek(0)
+                said = self._log.read().decode(errors="replace").strip() or "it printed nothing"
             last = said.splitlines()[-1]
             full = files.find_full_disk(StratagemError(said), "Prefect's database")
             raise full or StratagemError(

@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import http.server
 import json
 import os
@@ -155,6 +156,8 @@ def test_an_api_that_cannot_start_is_told_in_one_message(own_prefect):
         server.await_ready()
     server.close()
     assert "\n" not in str(caught.value)
+    del server, caught
+    gc.collect()  # Warns of a file that is still open.
 
 
 @pytest.fixture
