@@ -142,9 +142,7 @@ def _check_roles(dataset: config.Table, file: TableFile) -> None:
             if name not in file.names:
                 hint = ""
                 if file.header_lines and len(file.names) == 1:
-                    hint = (
-                        f". If another sign than {file.delimiter!r} separates its values: --set dataset.delimiter=SIGN"
-                    )
+                    hint = f". If its values are not separated by {file.delimiter!r}: --set dataset.delimiter=CHARACTER"
                 elif file.header_lines and not doubtful_header(file):
                     hint = ". If its first line is not a header: --set dataset.header=null"
                 raise UserError(

@@ -61,7 +61,9 @@ def refuse_unreadable(source: str, root: Path) -> None:
             link to a folder, whose changes DVC would not detect.
     """
     if "${" in source:
-        raise UserError(f"dataset.source = '{source}': DVC would replace what begins with ${{ by a value: rename it")
+        raise UserError(
+            f"dataset.source = '{source}': DVC reads ${{ as the start of a variable. Rename the file or folder"
+        )
     whole = str(root / source)
     places = [os.path.join(place, name) for place, *names in os.walk(whole) for own in names for name in own]
     wrong = {os.path.relpath(path, whole): reason for path in places or [whole] if (reason := _unreadable(path))}

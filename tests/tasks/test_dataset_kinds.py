@@ -505,7 +505,7 @@ def test_what_dvc_would_hang_on_or_misread_is_named_before_dvc_is_asked(project,
 
 
 def test_a_source_whose_name_dvc_would_change_is_refused(project, source):
-    for name, message in (("a ${x}", r"dataset.source = '.+/a \${x}': DVC would replace"), ("$a {x}", None)):
+    for name, message in (("a ${x}", r"dataset.source = '.+/a \${x}': DVC reads"), ("$a {x}", None)):
         fill(source / name)
         with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
             dvc_data.describe(str(source / name), "a", {})

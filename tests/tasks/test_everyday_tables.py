@@ -827,9 +827,7 @@ def test_columns_without_a_name_are_found_below_a_title():
 
 
 def test_a_single_column_suggests_another_delimiter():
-    with pytest.raises(
-        UserError, match=r"If another sign than ',' separates its values: --set dataset\.delimiter=SIGN"
-    ):
+    with pytest.raises(UserError, match=r"If its values are not separated by ',': --set dataset\.delimiter=CHARACTER"):
         guess(csv_of().replace(",", "^"))
     assert guess(csv_of().replace(",", "^"), delimiter="^")[0].columns["plain"].kind == "number"
 
