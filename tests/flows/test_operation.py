@@ -60,6 +60,11 @@ class Operated:
     def command(self, *args: str) -> Any:
         return self.run(["stratagem", *args], cwd=self.project, env=self.environment)
 
+    def nightly_hour(self) -> int:
+        """Return at which hour, UTC, prefect.yaml starts `nightly`: far from now."""
+        (hour,) = re.findall(r'cron: "0 (\d+) ', (self.project / "prefect.yaml").read_text())
+        return int(hour)
+
     def state(self) -> records.Operation:
         found = operation.load()
         assert found is not None
@@ -229,7 +234,7 @@ def test_up_starts_everything_once_and_nobody_else_gets_in(operated):
     assert [one["name"] for one in found["services"]] == ["prefect", "mlflow", "worker"]
     deployments = {one["name"]: one["next"] for one in found["deployments"]}
     assert deployments.keys() >= {"comparison", "nightly", "training"}
-    assert deployments["nightly"].endswith("T03:00:00Z")
+    assert deployments["nightly"].endswith(f"T{operated.nightly_hour():02}:00:00Z")
     shown = operated.command("status").stdout
     assert max(map(len, shown.splitlines())) <= 80, shown
     key = (operated.project / "mlruns" / "up" / "key").read_text().strip()
@@ -268,6 +273,9 @@ def test_up_starts_everything_once_and_nobody_else_gets_in(operated):
 def test_prefect_yaml_is_the_truth_also_while_up_runs(operated):
     path = operated.project / "prefect.yaml"
     text = path.read_text()
+    nightly = operated.nightly_hour()
+    hour = (nightly + 1) % 24
+    full_hour, quarter_past, half_past = (f"{minute} {hour} * * *" for minute in (0, 15, 30))
 
     def deployments() -> dict[str, Any]:
         return {one["name"]: one for one in operated.ask("deployments/filter", {})}
@@ -277,27 +285,27 @@ def test_prefect_yaml_is_the_truth_also_while_up_runs(operated):
 
     for name in ("nightly", "training"):  # As Prefect's page does it.
         address = f"{operated.service('prefect').address}/api/deployments/{deployments()[name]['id']}/schedules"
-        asked = [{"schedule": {"cron": "30 5 * * *"}, "active": True}]
+        asked = [{"schedule": {"cron": quarter_past}, "active": True}]
         answer = requests.post(address, json=asked, auth=("stratagem", operated.private_key()), timeout=60)
         assert answer.ok, answer.text
     changed = yaml.safe_load(text)
     changed["deployments"] = [one for one in changed["deployments"] if one["name"] != "sweep"]
     for one in changed["deployments"]:
         if one["name"] == "nightly":
-            one["schedules"] = [{"cron": "0 4 * * *"}, {"cron": "30 4 * * *", "slug": "second"}]
+            one["schedules"] = [{"cron": full_hour}, {"cron": half_past, "slug": "second"}]
         if one["name"] == "training":
-            one["schedules"] = [{"cron": "0 6 * * 0", "slug": "weekly"}]
+            one["schedules"] = [{"cron": f"0 {hour} * * 0", "slug": "weekly"}]
     path.write_text(yaml.safe_dump(changed))
     up = operated.command("up")
     assert up.returncode == 0, up.stderr
-    removed = "schedule '30 5 * * *' of {} is not in prefect.yaml: it was removed. Add it there to keep it"
+    removed = f"schedule '{quarter_past}' of {{}} is not in prefect.yaml: it was removed. Add it there to keep it"
     for line in ("deployment sweep is not in prefect.yaml: it was deleted", removed.format("nightly")):
         assert line in up.stdout.splitlines()
     assert removed.format("training") in up.stdout.splitlines()
-    assert ({*crons("nightly")}, crons("training")) == ({"0 4 * * *", "30 4 * * *"}, ["0 6 * * 0"])
+    assert ({*crons("nightly")}, crons("training")) == ({full_hour, half_past}, [f"0 {hour} * * 0"])
     for schedules, expected in (([{"slug": "a"}, {"slug": "b"}], "ab"), ([{"slug": "b"}], "b"), ([{}], "")):
-        nightly = next(one for one in changed["deployments"] if one["name"] == "nightly")
-        nightly["schedules"] = [{"cron": "0 4 * * *"} | one for one in schedules]
+        last = next(one for one in changed["deployments"] if one["name"] == "nightly")
+        last["schedules"] = [{"cron": full_hour} | one for one in schedules]
         path.write_text(yaml.safe_dump(changed))
         up = operated.command("up")
         assert up.returncode == 0, up.stderr
@@ -315,7 +323,7 @@ def test_prefect_yaml_is_the_truth_also_while_up_runs(operated):
     )
     path.write_text(text)
     assert "schedule 'weekly' of training is not in prefect.yaml" in operated.command("up").stdout
-    assert (crons("nightly"), crons("training")) == (["0 3 * * *"], [])
+    assert (crons("nightly"), crons("training")) == ([f"0 {nightly} * * *"], [])
     assert "sweep" in deployments()
 
 
