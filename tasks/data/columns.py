@@ -8,9 +8,8 @@ import shlex
 import textwrap
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import cached_property
 from itertools import compress, islice
 from typing import Any, NamedTuple
@@ -18,16 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tasks import config
-from tasks.data import splits
+from tasks.data import dates, splits
 from tasks.data.encoding import cells
-from tasks.data.encoding.cells import BadValue
 from tasks.data.tables import TableFile, doubtful_header, num_rows_of
 from tasks.system.errors import UserError, listed, one_of, shown
 
 LOOKED_AT = 10_000
 """The kind of a column is inferred from at most so many first rows."""
-MISTAKES, SAMPLE = 0.1, 500
-"""A column is numeric if at most this share of a sample is not a number; `prepare` reports the invalid values."""
 MAX_CLASSES = 20
 """A target of whole numbers with more distinct values is a regression."""
 WORDS_OF_A_TEXT = 3
@@ -51,35 +47,7 @@ BY_CHANCE = 0.01
 exp(-n^2 / 2R) for n values in a range R."""
 EXACT = 2**53
 """float64 cannot represent all larger whole numbers, so a column with such values is an identifier."""
-TIMES = (
-    "", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M%p", " %I:%M:%S %p", "T%H:%M:%S", ", %H:%M",
-    ", %H:%M:%S", ", %I:%M %p", ", %I:%M:%S %p", " %H:%M:%S %Z", " %H:%M:%S.%f %Z", " %H:%M:%S,%f", " %H:%M:%S %z",
-    ":%H:%M:%S", ":%H:%M:%S %z",
-)  # fmt: skip
-DATES = (
-    "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%d/%m/%y",
-    "%m/%d/%y", "%d.%m.%y", "%d-%m-%y", "%m-%d-%y", "%y-%m-%d", "%d %b %Y", "%d %B %Y", "%d. %B %Y", "%d %b, %Y",
-    "%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%B %d %Y", "%d-%b-%Y", "%d-%b-%y", "%d %b %y", "%d/%b/%Y", "%d%b%Y",
-    "%d%b%y", "%A, %B %d, %Y", "%A, %d %B %Y", "%a, %d %b %Y", "%b %Y", "%B %Y", "%b-%y", "%m/%Y", "%Y年%m月%d日",
-)  # fmt: skip
-CLOCKS = ("%H:%M:%S", "%H:%M:%S.%f", "%H:%M", "%I:%M %p", "%I:%M%p", "%I:%M:%S %p")
-FORMATS = (
-    *(f"{day}{time}" for day in DATES for time in TIMES),
-    *CLOCKS,
-    "%a %b %d %H:%M:%S %Y",
-    "%a %b %d %H:%M:%S %z %Y",
-)
-"""Common formats of dates and of times of day besides ISO 8601."""
-LETTERS = re.compile("%[AaBbpZ]|T")
-"""Marks a format that contains letters."""
 WHOLE_NUMBER = re.compile(r"[+-]?\d+(\.0+)?")
-COMPACT_DATES = {"%Y%m%d": re.compile(r"(19|20)\d{6}"), "%Y%m%d%H%M%S": re.compile(r"(19|20)\d{12}")}
-ISO_START = re.compile(r"\d{4}[-/.]|\d{8}T\d{4}")
-DATE = re.compile(
-    r"(\d{4}([-/.])\d\d?\2\d\d?|\d\d?([-/.])\d\d?\3\d{4})"
-    r"(\D\s?\d\d?[:.]\d\d\S*(\s([ap]\.?m\.?|[A-Z]{2,4}|Uhr|[+-]\d\S*))?)?"
-)
-SEASON = re.compile(r"\d\d(\d\d)[-/](\d\d)")
 MAX_FOLDERS = 20
 """If image paths lead to more places next to the table, DVC tracks the whole folder of the table."""
 ROLES = ("split_column", "group", "time", "weight")
@@ -191,7 +159,7 @@ class _Sample:
 
     def are_numbers(self, mistakes: float = 0.0) -> bool:
         """Return whether all values are numbers, or all but the fraction ``mistakes``."""
-        return _are(self.told, lambda values: cells.numbers(values, "", self.decimal), mistakes)
+        return dates.are(self.told, lambda values: cells.numbers(values, "", self.decimal), mistakes)
 
     def notes(self, dataset: config.Table) -> list[str]:
         """Return notes about how numbers are written, and about texts that count as missing.
@@ -326,17 +294,6 @@ def _look(file: TableFile, names: Iterable[str], dataset: config.Table) -> dict[
     return samples
 
 
-def _are(values: list[Any], read: Callable[[list[Any]], Any], mistakes: float = 0.0) -> bool:
-    """Return whether ``read`` accepts all values, or all but the fraction ``mistakes`` of a sample."""
-    try:
-        read(values)
-    except BadValue:
-        sample = values[:: math.ceil(len(values) / SAMPLE)]
-        wrong = (value for value in sample if not _are([value], read))
-        return mistakes > 0 and not any(True for _ in islice(wrong, int(mistakes * len(sample)), None))
-    return True
-
-
 def _decimal(dataset: config.Table, looked: Iterable[_Sample], delimiter: str) -> str | None:
     """Return the decimal separator of numbers, a point or a comma; None if no column leaves a choice.
 
@@ -350,7 +307,7 @@ def _decimal(dataset: config.Table, looked: Iterable[_Sample], delimiter: str) -
         if not marked or _are_words(sample.name, dataset):
             continue
         readings: list[str] = []
-        for most in (0.0, MISTAKES):  # A reading with mistakes counts only if no other one fits all values.
+        for most in (0.0, dates.MISTAKES):  # A reading with mistakes counts only if no other one fits all values.
             fitting = (mark for mark in ".," if replace(sample, told=texts, decimal=mark).are_numbers(most))
             readings = readings or [*fitting]
         with_currency = len(readings) > 1 and re.search(cells.CURRENCY, "\n".join(marked)) is not None
@@ -425,24 +382,21 @@ def _kind(sample: _Sample, dataset: config.Table) -> _Guess:
     if distinct == 1 and len(values) > 1 and len(present) == len(values):
         return _Guess("ignore", "the same in all rows")
     if told and bool not in map(type, told):
-        for digits, pattern in COMPACT_DATES.items():
-            if all(isinstance(value, str) and pattern.fullmatch(value) for value in told) and (
-                _share_of_dates(told, digits) == 1
-            ):
-                return _Guess("datetime", "; ".join([f"written as {digits}", *sample.absent()]), digits)
-        if sample.are_numbers(MISTAKES):
+        if (form := dates.compact_format(told)) is not None:
+            return _Guess("datetime", "; ".join([f"written as {form}", *sample.absent()]), form)
+        if sample.are_numbers(dates.MISTAKES):
             return _kind_of_numbers(sample, dataset)
-        if not _are_seasons(told) and _are_iso(told):
+        if not dates.are_seasons(told) and dates.are_iso(told):
             return _Guess("datetime", "; ".join(sample.absent()))
         if (form := _format_of(sample, dataset)) is not None:
             return _Guess("datetime", "; ".join([f"written as {form}", *sample.absent()]), form)
     texts = _spellings(present)
-    if sum(texts[text] for text in texts if PICTURES.fullmatch(text)) >= (1 - MISTAKES) * len(present):
+    if sum(texts[text] for text in texts if PICTURES.fullmatch(text)) >= (1 - dates.MISTAKES) * len(present):
         return _Guess("image")
     unspaced = {text: UNSPACED_CHARACTER.sub(" x ", text) for text in texts}
-    words = (len(one.split()) * texts[text] for text, one in unspaced.items() if not DATE.fullmatch(text))
+    words = (len(one.split()) * texts[text] for text, one in unspaced.items() if not dates.DATE.fullmatch(text))
     length = sum(words) / len(present)
-    has_letters = any(map(str.isalpha, "".join(islice(texts, SAMPLE))))
+    has_letters = any(map(str.isalpha, "".join(islice(texts, dates.SAMPLE))))
     if length >= WORDS_OF_A_TEXT and distinct > len(present) / 2 and has_letters:
         are_spaced = all(text == one for text, one in unspaced.items())
         return _Guess("text", "" if are_spaced else "each character is a word, as there are no spaces")
@@ -457,13 +411,13 @@ def _kind(sample: _Sample, dataset: config.Table) -> _Guess:
 def _why_words(sample: _Sample) -> str:
     """Return why values that look like numbers or dates are read as words; nothing about other values."""
     words = [value for value in sample.told if isinstance(value, str)]
-    words = words[:: 1 + len(words) // SAMPLE]
+    words = words[:: 1 + len(words) // dates.SAMPLE]
     units = [found[1] for found in map(WITH_UNIT.fullmatch, words) if found and found[1] not in ORDINALS]
     if len(units) > len(words) / 2 and len(set(units)) <= MAX_UNITS:
         return f"words, because the numbers have {listed(sorted(map(repr, set(units))))} after them"
-    if _are_seasons(words):
+    if dates.are_seasons(words):
         return f"years such as {words[0]}, not months"
-    if sum(DATE.fullmatch(word) is not None for word in words) > len(words) / 2:
+    if sum(dates.DATE.fullmatch(word) is not None for word in words) > len(words) / 2:
         return "words, because no form of a date fits all values"
     numeric = sum(n for word, n in Counter(words).items() if replace(sample, told=[word]).are_numbers())
     share = numeric / max(1, len(words))
@@ -494,20 +448,6 @@ def _kind_of_numbers(sample: _Sample, dataset: config.Table) -> _Guess:
     return _Guess("number", "; ".join(sample.notes(dataset)))
 
 
-def _are_iso(told: list[Any]) -> bool:
-    """Return whether values are dates and times in ISO 8601."""
-    some = told[:SAMPLE]
-    marked = sum(not isinstance(value, str) or bool(ISO_START.match(value)) for value in some)
-    return marked >= (1 - MISTAKES) * len(some) and _are(told, lambda values: cells.days(values, ""), MISTAKES)
-
-
-def _are_seasons(told: list[Any]) -> bool:
-    """Return whether values are years such as 2010-11: months would not all be the one after the year's last digits."""
-    different = set(told)
-    found = [isinstance(value, str) and SEASON.fullmatch(value) for value in different]
-    return len(different) > 2 and all(one and (int(one[1]) + 1) % 100 == int(one[2]) for one in found)
-
-
 def _format_of(sample: _Sample, dataset: config.Table) -> str | None:
     """Return the ``strptime`` format of dates; None for ISO 8601 and for values that are not dates.
 
@@ -515,48 +455,17 @@ def _format_of(sample: _Sample, dataset: config.Table) -> str | None:
         UserError: several formats fit.
     """
     texts = sorted({value for value in sample.told if isinstance(value, str)})
-    some = texts[:: math.ceil(len(texts) / SAMPLE)] if texts else []
-    few = [text for text in some[:: math.ceil(len(some) / 3)] if re.search(r"\d\D|\D\d", text)] if some else []
-    if not few or _are(some, lambda values: cells.days(values, "")):
-        return None
-    fitting = [form for form in FORMATS if any(_date(text, form) for text in few)]
-    if not any(re.search(r"\b0\d|:0", text) for text in texts):
-        fitting = [form for form in fitting if form != "%H:%M"]  # Of many times, some have a 0; 21:15 may be a score.
-    for looked_at in (some, texts):  # All of them only where some do not decide.
-        shares = {form: _share_of_dates(looked_at, form) for form in fitting}
-        best = max(shares.values(), default=0.0)
-        if best < 1 - MISTAKES:
-            return None
-        fitting = [form for form, share in shares.items() if share == best]
-        # %b and %B both match May.
-        fitting = list({tuple(_date(text, form) for text in looked_at): form for form in fitting}.values())
-        if len(fitting) == 1:
-            return fitting[0]
+    fitting = dates.formats_of(texts)
+    if len(fitting) < 2:
+        return fitting[0] if fitting else None
     name = sample.name
     kind = "ignore" if name == dataset.time else "datetime"  # Rows are ordered by it, and a model need not see it.
     ways = " or ".join(_column_option(name, f"{{kind: {kind}, format: '{form}'}}") for form in fitting)
+    examples = ", ".join(dates.spread(texts)[:3])
     raise UserError(
-        f"dataset.source = '{dataset.source}': the dates of the column '{name}', such as {', '.join(some[:3])}, can be "
+        f"dataset.source = '{dataset.source}': the dates of the column '{name}', such as {examples}, can be "
         f"read in {len(fitting)} ways. Choose one: {ways}"
     )
-
-
-def _date(text: str, form: str) -> datetime | None:
-    has_letters = any(map(str.isalpha, text))
-    if (":" in text) != (":" in form) or (has_letters != bool(LETTERS.search(form)) and text.isascii()):
-        return None  # At once: there are many forms.
-    if re.search(r":\d(?!\d)", text):
-        return None  # 16:9 is not a time.
-    if "%Z" in form and not text.endswith((" UTC", " GMT")):
-        return None  # Others are names of time zones only on some machines.
-    try:
-        return datetime.strptime(text, form)  # noqa: DTZ007 - It is only compared with others.
-    except ValueError:
-        return None
-
-
-def _share_of_dates(texts: Sequence[str], form: str) -> float:
-    return sum(_date(text, form) is not None for text in texts) / len(texts)
 
 
 def _spellings(values: Iterable[Any]) -> Counter[str]:
@@ -622,7 +531,7 @@ def _task(dataset: config.Table, targets: Sequence[_Sample]) -> str:
     if not told or (any(isinstance(value, bool) for value in told) and len(targets) == 1):
         return "classification"
     if words:
-        mistaken = len(set(told)) > MAX_CLASSES and targets[0].are_numbers(MISTAKES)
+        mistaken = len(set(told)) > MAX_CLASSES and targets[0].are_numbers(dates.MISTAKES)
         return "regression" if mistaken else "classification"
     every = np.concatenate([cells.numbers(one.told, "", one.decimal) for one in targets])
     if len(targets) > 1:
