@@ -26,36 +26,6 @@ def test_a_question_is_answered_by_the_ratio_of_the_medians(ours, peer, word, bo
     assert measure.answers([question], MEASURED)[2:] == [f"| what {line}"]
 
 
-def test_a_section_says_when_the_machine_was_busy():
-    busy, quiet = (measure.section("## One\n", ("keras",), others, "About.", ["| a |"]) for others in (0.4, 0.3))
-    assert "**The machine was busy: 0.4 other processes ran meanwhile, on average.**" in busy
-    assert "busy" not in quiet
-    assert "; 0.3 other processes ran meanwhile. About.\n\n| a |\n" in quiet
-
-
-def test_what_this_process_starts_is_no_other_load():
-    load = measure.Load()
-    measure.watch([sys.executable, "-c", "import time\nwhile time.process_time() < 1: pass"])
-    own = measure.Load._own() - load._began[2]
-    assert own >= 1
-    assert load.others() <= load._busy() - load._began[1] - 1
-
-
-def test_variants_take_turns():
-    seen = []
-    found = measure.alternate("part", 2, {name: lambda name=name: seen.append(name) or len(seen) for name in "ab"})
-    assert seen == ["a", "b", "a", "b"]
-    assert found.figures == {"a": [1, 3], "b": [2, 4]}
-
-
-def test_a_part_that_is_not_measured_keeps_its_section(tmp_path):
-    page = tmp_path / "benchmarks.md"
-    assert measure.kept("## One\n", page) == ""
-    page.write_text("# Page\n\n## One\n\n1\n\n## Two\n\n2\n")
-    found = [measure.kept(f"## {name}\n", page) for name in ("One", "Two", "Three")]
-    assert found == ["## One\n\n1\n", "## Two\n\n2\n", ""]
-
-
 @pytest.mark.parametrize(
     ("metric", "mine", "peer", "behind"),
     [
@@ -69,15 +39,6 @@ def test_a_part_that_is_not_measured_keeps_its_section(tmp_path):
 )
 def test_defaults_lag_by_more_than_the_spread_on_the_same_rows(metric, mine, peer, behind):
     assert defaults.lags(metric, mine, peer) is behind
-
-
-def test_a_line_of_defaults_names_what_they_lag_behind():
-    found = [{"ours": {"accuracy": 0.8}, "boosting": {"accuracy": 0.9}, "linear": {"accuracy": 0.7}}] * 2
-    (line,) = defaults.lines("wine", defaults.TABLES["wine"], found, 1780)
-    assert line == (
-        "| wine (scikit-learn) | 1,780 | classification | accuracy | 0.800 ± 0.000 | 0.900 ± 0.000 | 0.700 ± 0.000 | "
-        "boosting |"
-    )
 
 
 def test_defaults_and_their_peers_get_the_same_rows():

@@ -1,4 +1,4 @@
-"""The recipes: what their headers say can be typed, and the worked examples run, on TFDS's mock data."""
+"""The recipes: what their headers say can be typed, and the worked examples are those of their sources."""
 
 import itertools
 import math
@@ -109,13 +109,3 @@ def test_a_worked_example_is_what_its_source_says(recipe, expected, num_paramete
     images, labels = np.zeros((4, *shape), np.uint8), np.arange(4)
     prepared = make_dataset("zeros", train=(images, labels), test=(images, labels))
     assert models.build(settings.model, prepared, "scale").count_params() == num_parameters
-
-
-def mock(name, split, num_examples):
-    """Images and labels of a TFDS dataset that is not here: random, with the shapes and classes of the real one."""
-    import tensorflow_datasets as tfds
-
-    with tfds.testing.mock_data(num_examples=num_examples):
-        data = tfds.load(name, split=split, as_supervised=True, batch_size=num_examples)
-        ((images, labels),) = tfds.as_numpy(data)
-    return images, labels

@@ -1,4 +1,4 @@
-"""The Makefile, the lock, and the two fixtures that all other tests stand on."""
+"""The Makefile, the lock, and the project's copy that all other tests stand on."""
 
 import hashlib
 import itertools
@@ -152,25 +152,6 @@ def test_child_processes_import_the_copy(project, tmp_path, run):
     code = "import tasks, flows; print(tasks.__file__, flows.__file__)"
     result = run(["python", "-c", code], cwd=tmp_path)
     assert result.stdout.split() == [f"{project}/tasks/__init__.py", f"{project}/flows/__init__.py"], result.stderr
-
-
-def test_the_copy_is_a_clean_repository_without_what_runs_left(project, run):
-    assert run(["git", "status", "--porcelain"]).stdout == ""
-    assert run(["git", "log", "--format=%s"]).stdout == "the project\n"
-    for name in ("params.yaml", "dvc.yaml", "pyproject.toml", "mlruns/.gitkeep"):
-        assert (project / name).is_file()
-    assert not (project / ".venv").exists()
-    # What each file of the code means, which need not be found out in each copy.
-    assert {path.name for path in (project / "mlruns").iterdir()} == {".gitkeep", "code.json"}
-
-
-def test_a_test_that_changes_code_has_its_own_and_no_other_one_has(project, request, run):
-    links = {path.name for path in project.iterdir() if path.is_symlink()}
-    assert {"tasks", "flows", "docs", "tests"} <= links
-    request.getfixturevalue("own_code")
-    assert not [path for path in project.rglob("*") if path.is_symlink()]
-    assert run(["git", "status", "--porcelain"]).stdout == ""
-    assert "tasks/train.py" in run(["git", "ls-files"]).stdout.split()
 
 
 def test_every_package_is_for_this_python():

@@ -433,18 +433,6 @@ def test_a_folder_that_cannot_be_written_is_refused(digits, project, run):
     assert _files(project) == before
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_without_git_a_run_works_and_says_so(prepared_project, run):
-    shutil.rmtree(prepared_project / ".git")
-    result = run(["stratagem", "run", "--json", "--set", "train.epochs=1"])
-    assert result.returncode == 0, result.stderr
-    summary = json.loads(result.stdout)
-    assert summary["git_commit"] is None
-    assert summary["git_dirty"] is None
-    assert summary["data_version"] is not None
-
-
 def _statuses(project: Path) -> list[str]:
     """Return the state of every MLflow run."""
     with closing(sqlite3.connect(f"file:{project}/mlruns/mlflow.db?mode=ro", uri=True)) as database:

@@ -7,8 +7,7 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
-from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, StateType
-from prefect.client.schemas.schedules import CronSchedule
+from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed, Failed, Scheduled
 from typer.main import get_command
@@ -165,17 +164,3 @@ def test_status_lists_flow_runs_that_failed_before_they_became_runs(project, mon
         f"  failed   {run_id_of(1)[:6]}-convnet2-one_device-fit, some reason",
         "  failed   a-run, Failed: Validation failed: if_changed, flow run 2",
     ]
-
-
-def test_a_schedule_keeps_its_slug_or_its_times():
-    def schedule(slug, cron):
-        return DeploymentSchedule(schedule=CronSchedule(cron=cron), active=True, slug=slug)
-
-    nightly = schedule("nightly", "0 3 * * *")
-    for slug, cron, is_same in (
-        ("nightly", "0 4 * * *", True),
-        (None, "0 3 * * *", True),
-        ("weekly", "0 3 * * *", False),
-        (None, "0 4 * * *", False),
-    ):
-        assert worker._is_same(nightly, schedule(slug, cron)) == is_same, (slug, cron)

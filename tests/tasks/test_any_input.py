@@ -304,7 +304,3 @@ def test_a_path_that_a_library_reads_otherwise_is_refused(here, monkeypatch, sig
     monkeypatch.chdir(place)
     with pytest.raises(UserError, match=f"has '\\{sign}' in its path"):
         preconditions.check_writable()
-
-
-def test_an_error_is_one_line_of_signs_that_can_be_read():
-    assert str(UserError("a\x1b[2J\nb\udcff")) == r"a\x1b[2J\nb\udcff"

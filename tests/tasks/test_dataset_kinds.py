@@ -18,7 +18,6 @@ from tasks.data import dataset_folder, prepared_data, source_files
 from tasks.data.encoding.pictures import decode_picture
 from tasks.data.kinds import image_folder
 from tasks.data.splits import split_rows
-from tasks.input import sources
 from tasks.operations import dvc_data
 from tasks.prepare import prepare
 from tasks.system.errors import UserError
@@ -735,14 +734,6 @@ def test_arrays_that_cannot_be_trained_on_are_refused(source, make, message):
     make(source / "own.npz")
     assert message in message_of(source / "own.npz", kind="arrays")
     assert not Path("harmed").exists()
-
-
-def test_what_has_no_shards_is_never_streamed(source):
-    np.savez(source / "own.npz", x=IMAGES, y=CLASSES)
-    prepared = prepare(describe(source / "own.npz", "arrays"))
-    wanted = config.load(None, {"input.source": "stream"})
-    with pytest.raises(UserError, match=r"input.source = 'stream': own cannot be streamed.+Set input.source=auto"):
-        sources.choose_source(wanted.input, prepared)
 
 
 # What a source is, and its description.

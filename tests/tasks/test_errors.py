@@ -8,7 +8,6 @@ from tasks.system.errors import (
     cut,
     from_json,
     listed,
-    one_of,
     printable,
     to_json,
 )
@@ -43,21 +42,3 @@ def test_an_error_travels_between_processes_as_what_it_is(error, expected):
     received = from_json(to_json(error))
     assert type(received) is expected
     assert str(received) == "m"
-
-
-@pytest.mark.parametrize(
-    ("value", "allowed", "message"),
-    [
-        ("mnits", ["mnist", "cifar10"], "unknown recipe 'mnits': did you mean 'mnist'? Allowed: cifar10, mnist"),
-        ("svhn", ["mnist", "cifar10"], "unknown recipe 'svhn'. Allowed: cifar10, mnist"),
-        (
-            "cifar",
-            iter(["cifar100", "cifar10"]),
-            "unknown recipe 'cifar': did you mean 'cifar10'? Allowed: cifar10, cifar100",
-        ),
-        (3, ["mnist"], "unknown recipe '3'. Allowed: mnist"),
-        (None, ["mnist"], "unknown recipe 'None'. Allowed: mnist"),
-    ],
-)
-def test_an_unknown_name_gets_the_nearest_and_all(value, allowed, message):
-    assert one_of("recipe", value, allowed) == message

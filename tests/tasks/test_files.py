@@ -144,23 +144,6 @@ model_use.predict(["in.csv"], "digits@champion", Path(sys.argv[1]))
 """
 
 
-def test_the_next_command_removes_the_output_that_a_killed_one_left_half_written(project, tmp_path):
-    """In a folder of the user's, which has other files with such names."""
-    out, mine = tmp_path / "out" / "o.csv", tmp_path / "out" / ".o.csv.0123abcd.partial"
-    out.parent.mkdir()
-    mine.write_text("the user's own")
-    Path("in.csv").write_text("a\n1\n")
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(out)], env=environment, check=False)
-    assert killed.returncode == -signal.SIGKILL
-    (left,) = set(out.parent.iterdir()) - {mine}
-    assert re.fullmatch(r"\.o\.csv\.[0-9a-f]{8}\.partial", left.name)
-    told = "from tasks.system import temporary; print(*temporary.half_written()); temporary.folder()"
-    after = subprocess.run([sys.executable, "-c", told], env=environment, check=True, capture_output=True, text=True)
-    assert after.stdout == f"{left}\n", "as doctor lists it"
-    assert list(out.parent.iterdir()) == [mine]
-
-
 AT_THE_LIMIT = """
 import httpx, resource, sqlite3
 from tasks.system import messages
@@ -216,14 +199,27 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_the_next_command_removes_the_export_that_a_killed_one_left_half_written(project, tmp_path):
-    """A child process of the command writes it, into a folder of the user's."""
-    out, mine = tmp_path / "out" / "model", tmp_path / "out" / ".export.mine.partial"
-    mine.mkdir(parents=True)
+# A child process of the command writes an export.
+HALF_WRITTEN = {
+    "prediction": ([KILLED], "o.csv", ".o.csv.0123abcd.partial", r"\.o\.csv\.[0-9a-f]{8}\.partial"),
+    "export": ([STARTING, EXPORTING], "model", ".export.mine.partial", r"\.export\..+"),
+}
+
+
+@pytest.mark.parametrize(("code", "name", "own", "half"), HALF_WRITTEN.values(), ids=HALF_WRITTEN)
+def test_the_next_command_removes_the_output_that_a_killed_one_left_half_written(
+    project, tmp_path, code, name, own, half
+):
+    """In a folder of the user's, which has other files with such names."""
+    out, mine = tmp_path / "out" / name, tmp_path / "out" / own
+    out.parent.mkdir()
+    mine.write_text("the user's own")
+    Path("in.csv").write_text("a\n1\n")
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    killed = subprocess.run([sys.executable, "-c", STARTING, EXPORTING, str(out)], env=environment, check=False)
+    killed = subprocess.run([sys.executable, "-c", *code, str(out)], env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL
     (left,) = set(out.parent.iterdir()) - {mine}
+    assert re.fullmatch(half, left.name)
     told = "from tasks.system import temporary; print(*temporary.half_written()); temporary.folder()"
     after = subprocess.run([sys.executable, "-c", told], env=environment, check=True, capture_output=True, text=True)
     assert after.stdout == f"{left}\n", "as doctor lists it"

@@ -1,7 +1,5 @@
 import ast
-import functools
 import inspect
-from collections import defaultdict
 from pathlib import Path
 from typing import get_args
 
@@ -9,12 +7,6 @@ import keras
 
 from tasks import config, records
 from tasks.modeling import losses, metrics, optimizers, schedules
-
-
-@functools.cache
-def trees():
-    files = sorted(file for folder in ("flows", "tasks") for file in Path(folder).rglob("*.py"))
-    return {file: ast.parse(file.read_text(encoding="utf-8")) for file in files}
 
 
 def test_every_schedule_can_be_asked_for():
@@ -84,20 +76,10 @@ def test_nobody_asks_which_strategy_it_is():
     rooms = ("tasks/strategies/", "tasks/strategies/engines/", "tasks/config/strategies.py")
     asked = [
         f"{file}:{getattr(node, 'lineno', '?')}"
-        for file, tree in trees().items()
+        for folder in ("flows", "tasks")
+        for file in sorted(Path(folder).rglob("*.py"))
         if not str(file).startswith(rooms)
-        for node in ast.walk(tree)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if asks(node)
     ]
     assert asked == []
-
-
-def test_no_name_stands_for_two_things():
-    """A class has a name of its own, with or without an underscore: whoever reads of it knows which one is meant."""
-    of_keras = {"DataParallel", "ModelParallel"}  # The section of the settings, and what it asks of Keras.
-    places = defaultdict(list)
-    for file, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                places[node.name.lstrip("_")].append(f"{file}:{node.lineno}")
-    assert {name: found for name, found in places.items() if len(found) > 1 and name not in of_keras} == {}

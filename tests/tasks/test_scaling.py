@@ -22,27 +22,6 @@ GIVEN = {
 }
 
 
-def test_a_ring_by_the_textbook():
-    terms = scaling.network_terms(scaling.TEXTBOOK, 64, 100e6, CLUSTER)
-    # 2 * 63 / 64 of 100 MB at 3.125 GB/s; 126 hops of 50 us.
-    assert terms == pytest.approx({"bandwidth": 0.063, "latency": 0.0063, "software": 0.0})
-    assert scaling.step_seconds(scaling.TEXTBOOK, 0.18, 64, 100e6, CLUSTER) == pytest.approx(0.2493)
-    assert scaling.step_seconds(scaling.TEXTBOOK, 0.18, 1, 100e6, CLUSTER) == 0.18, "one worker has no network"
-    # Two thirds of 0.18 s hide all of it; of 0.06 s, 40 ms.
-    assert scaling.hidden_step_seconds(0.18, 64, 100e6, CLUSTER) == pytest.approx(0.18)
-    assert scaling.hidden_step_seconds(0.06, 64, 100e6, CLUSTER) == pytest.approx(0.06 + 0.0693 - 0.04)
-
-
-def test_a_connection_sends_no_more_than_its_window_in_a_round_trip():
-    narrow = scaling.AllReduce(1.0, 0.0, 0.0, 0.0, window_bytes=100e3)
-    terms = scaling.network_terms(narrow, 2, 6e6, scaling.Interconnect(1e9, 0.005))
-    assert terms["bandwidth"] == pytest.approx(0.048)
-    assert terms["bandwidth"] + terms["latency"] == pytest.approx(6e6 / 100e3 * 0.01)
-    # Chunks of more than 4 MiB go in two streams.
-    terms = scaling.network_terms(narrow, 2, 10e6, scaling.Interconnect(1e9, 0.005))
-    assert terms["bandwidth"] + terms["latency"] == pytest.approx(10e6 / 200e3 * 0.01)
-
-
 def test_what_is_fitted_by_term():
     ring = scaling.AllReduce(bandwidth=2.0, latency=3.0, step_latency=5.0, seconds_a_hop=0.001, window_bytes=math.inf)
     terms = scaling.network_terms(ring, 3, 3e6, scaling.Interconnect(8e6, 0.01))

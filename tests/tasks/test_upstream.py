@@ -1,7 +1,6 @@
 """What is not public of a dependency is used in tasks/system/upstream.py alone, with versions that were tried."""
 
 import ast
-import inspect
 import os
 import re
 from importlib.metadata import version
@@ -12,11 +11,6 @@ import tensorflow as tf
 
 from tasks.system import upstream
 
-FUNCTIONS = {
-    name: function
-    for name, function in vars(upstream).items()
-    if inspect.isfunction(function) and function.__module__ == upstream.__name__ and not name.startswith("_")
-}
 # Modules that a dependency does not promise, in whatever way they are named.
 PRIVATE = re.compile(
     r"keras\.src|tensorflow\.(core|python|compiler)|tensorflow_datasets\.core|jaxlib|mlflow\.utils|(\w+\.)+_[a-z]"
@@ -27,15 +21,6 @@ PRIVATE = re.compile(
 def test_the_versions_are_those_that_were_tried(package):
     tried = upstream.TRIED[package]
     assert f"{version(package)}.".startswith(f"{tried}."), f"try every function of upstream.py, then raise {tried}"
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_each_names_its_issue_and_the_tests_that_need_it(name):
-    meaning = inspect.getdoc(FUNCTIONS[name])
-    assert re.search(r"keras#\d+|No\s+issue\s+known", meaning)
-    named = re.findall(r"test_\w+\.py", meaning)
-    tests = Path(__file__).parent.parent
-    assert all(list(tests.rglob(file)) for file in named)
 
 
 def resident_bytes(which):

@@ -16,6 +16,7 @@ from tasks.training.callbacks.saving import SaveCheckpoints
 from tasks.training.checkpoints import Checkpoints, State
 from tasks.training.model_state import snapshot
 from tasks.training.position import Position
+from tests.tasks.training.test_loops import Calls
 
 # 33 examples in batches of 8: five steps, the last a short one.
 STEPS = 5
@@ -105,25 +106,6 @@ def train(workers, model_and_loss, data, callbacks=(), start=None, epochs=2, spe
         loop = coordinator.asynchronous
     loop(Training(settings, one, *model_and_loss, *data, position, (position, *callbacks)))
     return position
-
-
-class Calls(keras.callbacks.Callback):
-    """Writes down every call of Keras with what it is given."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __getattribute__(self, name):
-        if not name.startswith("on_"):
-            return super().__getattribute__(name)
-
-        def write(*numbers, logs=None):
-            if numbers and isinstance(numbers[-1], dict | None):
-                *numbers, logs = numbers
-            self.calls.append((name, *numbers, {key: float(value) for key, value in (logs or {}).items()}))
-
-        return write
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,6 @@ START = State(step=0, epoch=0, step_in_epoch=0, **ORIGIN)
 LOOPS = {"fit": loops.fit, "custom": loops.custom}
 
 
-def inside(epoch, step_in_epoch, steps=5):
-    """The state of a checkpoint inside an epoch of ``steps`` steps."""
-    return State(step=epoch * steps + step_in_epoch, epoch=epoch, step_in_epoch=step_in_epoch, **ORIGIN)
-
-
 class Subclassed(keras.Model):
     """A model without a graph of layers, as users write it."""
 
