@@ -4,14 +4,11 @@ import re
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import tomllib
-from contextlib import closing
 from pathlib import Path
 
 import mlflow
-import psutil
 import pytest
 import yaml
 from typer.main import get_command
@@ -45,9 +42,6 @@ KEYS = {
 CHATTER = re.compile(
     r"\x1b|tensorflow|cuda|oneDNN|cpu_feature_guard|Traceback|[A-Za-z]*Warning|alembic|INFO|WARN", re.I
 )
-EPOCH = "  1/400"
-# The run that must still be in training when something happens to it.
-LONG = ["stratagem", "run", "--set", "train.epochs=400", "--set", "tracking.system_metrics=false"]
 
 
 def test_who_reads_the_output_may_leave(project):
@@ -427,47 +421,7 @@ def test_a_folder_that_cannot_be_written_is_refused(digits, project, run):
     if shutil.which("unshare") is None or run([*inside, "true"]).returncode != 0:
         pytest.skip("mounting a folder read-only is not permitted here")
     before = _files(project)
-    for command in ("run", "report", "ui", "up"):
+    for command in ("run", "train", "report", "ui", "up"):
         result = run([*inside, "stratagem", command], env={"PYTHONDONTWRITEBYTECODE": "1"})
         _refused(result, str(project / "data"), "cannot be written", "Read-only file system")
     assert _files(project) == before
-
-
-def _statuses(project: Path) -> list[str]:
-    """Return the state of every MLflow run."""
-    with closing(sqlite3.connect(f"file:{project}/mlruns/mlflow.db?mode=ro", uri=True)) as database:
-        return [status for (status,) in database.execute("SELECT status FROM runs")]
-
-
-@pytest.mark.slow
-def test_a_run_that_is_told_to_stop_ends_as_killed_and_leaves_no_process(prepared_project, start):
-    """By its terminal, which is closed; tests/flows/test_signals.py has other signals."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # Under nohup, the command would ignore it.
-    try:
-        command = start(*LONG, "-v")
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    command.wait_until(EPOCH)
-    assert len(command.family) >= 2, "the stage process and the API"
-    command.process.send_signal(signal.SIGHUP)
-    assert command.process.wait(300) == 143
-    assert command.survivors() == []
-    assert _statuses(prepared_project) == ["KILLED"]
-    assert re.search(r"interrupted: .*step [\d,]+, which is saved", command.err.read_text().splitlines()[-1])
-    assert "INFO    | Flow run" in command.err.read_text(), "the log of Prefect, for -v, as after Ctrl-C"
-
-
-@pytest.mark.slow
-def test_a_killed_stage_process_is_told_in_one_message(prepared_project, start):
-    command = start(*LONG)
-    command.wait_until(EPOCH)
-    (stage,) = [child for child in command.family if child.cmdline()[-2:] == ["tasks", "serve"]]
-    stage.kill()
-    assert command.process.wait(300) == 1
-    command.family += [child for child in psutil.process_iter() if child.pid in {p.pid for p in command.family}]
-    assert command.survivors() == []
-    assert _statuses(prepared_project) == ["FAILED"]
-    errors = [line for line in command.err.read_text().splitlines() if line.startswith("error: ")]
-    told = "error: the process that ran train died (SIGKILL). The machine may have run out of memory. The same command"
-    assert errors == [f"{told} continues"]
-    assert "Traceback" not in command.err.read_text()

@@ -34,8 +34,8 @@ def the_stage(family):
 
 TOLD = [
     (everyone, signal.SIGINT, 130),
+    (everyone, signal.SIGHUP, 143),
     (everyone, signal.SIGTERM, 143),
-    pytest.param(everyone, signal.SIGHUP, 143, marks=pytest.mark.exhaustive),
     pytest.param(the_stage, signal.SIGTERM, 143, marks=pytest.mark.exhaustive),
 ]
 
@@ -55,7 +55,7 @@ def begin(project, start, home, *overrides):
     return command, leader
 
 
-@pytest.mark.in_ci(0)
+@pytest.mark.in_ci(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("whom", "number", "exit_code"), TOLD, ids=lambda value: getattr(value, "__name__", str(value))

@@ -304,19 +304,3 @@ def test_a_run_that_is_stopped_for_a_while_goes_on(stratagem, whole):
         process.resume()
     command.end()
     check_whole(command, whole(*ONE), resumed=False)
-
-
-def test_a_place_that_cannot_be_written_is_refused(stratagem, cluster_project):
-    folder = cluster_project / "mlruns"
-    mounting = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", folder]
-    mounted = subprocess.run(mounting, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        for command in ("train", "run"):
-            refused = stratagem(command, *SAME, *ONE)
-            assert refused.end() == 2
-            (message,) = [line for line in refused.err.read_text().splitlines() if line.startswith("error: ")]
-            assert f"{folder} cannot be written (Read-only file system)" in message
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)

@@ -145,9 +145,19 @@ def on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project, current."""
+    folder = tmp_path / "project"
+    (folder / ".dvc").mkdir(parents=True)
+    (folder / "params.yaml").touch()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
 def store(project: Path, empty_store: Path) -> Path:
-    Path("mlruns").mkdir(exist_ok=True)
-    return Path(shutil.copy(empty_store, "mlruns"))
+    (project / "mlruns").mkdir(exist_ok=True)
+    return Path(shutil.copy(empty_store, project / "mlruns"))
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def prepared_arrays(train, test=None, checks=None, **values):
 def prepared(**values):
     described = config.describe({"name": "own", **values}, "test")
     folder = config.project_root() / "data" / "own"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     made = prepare(described)
     quality = prepared_data.load_quality(made)
     assert quality is not None
@@ -56,16 +56,6 @@ def test_the_documentation_has_each_check_with_its_threshold():
     assert {name: (off, float(threshold)) for name, off, threshold in told} == {
         name: (" (off)" if check.action == "off" else "", check.threshold) for name, check in found.items()
     }
-
-
-@pytest.fixture
-def root(tmp_path, monkeypatch):
-    """An empty project, current."""
-    (tmp_path / ".dvc").mkdir()
-    (tmp_path / "data").mkdir()
-    (tmp_path / "params.yaml").touch()
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_of_clean_data_no_check_finds_anything(root, capsys):

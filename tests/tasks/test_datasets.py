@@ -10,15 +10,6 @@ from tasks.system.errors import UserError
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
-    """An empty project, current."""
-    (tmp_path / ".dvc").mkdir()
-    (tmp_path / "params.yaml").touch()
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def prepared(root):
     digits = config.Dataset(name="digits", builder=None, version=None, image_size=None, downloads=None)
     download(digits)

@@ -53,16 +53,6 @@ class TinyImages(tfds.core.GeneratorBasedBuilder):
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
-    """An empty project, current."""
-    folder = tmp_path / "project"
-    (folder / ".dvc").mkdir(parents=True)
-    (folder / "params.yaml").touch()
-    monkeypatch.chdir(folder)
-    return folder
-
-
-@pytest.fixture
 def server(tmp_path, monkeypatch):
     """A web server on this machine with the archive of tiny_images: its folder, its URL and the requests it got."""
     folder = tmp_path / "server"

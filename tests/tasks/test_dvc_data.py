@@ -90,13 +90,6 @@ def test_the_dataset_of_the_project_is_as_a_new_one_would_be(project):
         assert (project / "data" / "digits" / file).read_text() == text
 
 
-def test_dvc_leaves_alone_what_lies_in_the_folders_that_it_makes(project):
-    """By default it removes an output, and what a user has put there, before the stage runs that would keep it."""
-    pipeline = yaml.safe_load((project / "data" / "digits" / "dvc.yaml").read_text())
-    outs = [out for stage in pipeline["stages"].values() for out in stage["outs"]]
-    assert outs == [{f"data/${{dataset.name}}/{part}": {"persist": True}} for part in ("raw", "prepared")]
-
-
 @pytest.mark.usefixtures("own_code")
 def test_data_are_prepared_again_by_another_version_of_the_reader_and_not_by_other_code(project, code_in):
     folder = project / "data" / "digits"

@@ -22,6 +22,7 @@ from tasks.input.stream import StreamSource
 from tasks.system import files
 from tasks.system.errors import UserError
 from tests.conftest import CHECKOUT
+from tests.processes.trainings import flip_a_bit
 
 
 class NoisyPhotos(tfds.core.GeneratorBasedBuilder):
@@ -78,15 +79,6 @@ class Validated(TrainOnly):
 
     def _split_generators(self, dl_manager):
         return {"train": self._generate_examples(), "validation": self._generate_examples()}
-
-
-@pytest.fixture
-def root(tmp_path, monkeypatch):
-    """An empty project, current."""
-    (tmp_path / ".dvc").mkdir()
-    (tmp_path / "params.yaml").touch()
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def dataset(name="digits", **values):
@@ -245,18 +237,12 @@ def test_a_test_split_is_held_out_where_there_is_none(root, name, others):
     assert prepare(dataset(), download(dataset())).held_out is None
 
 
-def flip(shard):
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
-
-
 def test_damaged_shard_is_named_and_the_old_result_stays(root):
     manifest = download(dataset())
     prepare(dataset(), manifest)
     before = files_below(root / "data/digits/prepared")
     (shard,) = (root / manifest.folder).glob("digits/*/*train.tfrecord*")
-    flip(shard)
+    flip_a_bit(shard)
     message = message_of(dataset(), manifest)
     assert f"{shard.relative_to(root)}: damaged" in message
     assert "stratagem data download --set dataset.name=digits" in message

@@ -38,14 +38,6 @@ VERSION = "0123456789abcdef0123456789abcdef"
 
 
 @pytest.fixture
-def store(project: Path, empty_store: Path) -> Path:
-    path = project / "mlruns" / "mlflow.db"
-    path.parent.mkdir(exist_ok=True)
-    shutil.copy(empty_store, path)
-    return path
-
-
-@pytest.fixture
 def run(store: Path) -> records.Run:
     return start()
 
