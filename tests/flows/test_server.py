@@ -41,24 +41,26 @@ def test_only_the_program_and_its_addresses_need_no_password(run, tmp_path):
     assert set(statuses.values()) == {200, 401}
 
 
+def start(listening, environment):
+    """The server of a run, on a socket."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.operate.server", str(listening.fileno())],
+        env=environment,
+        pass_fds=[listening.fileno()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 @pytest.mark.exhaustive
 def test_first_runs_at_the_same_moment_make_one_database(project, tmp_path):
     """Without the lock one or two of four failed inside the migration."""
     environment = os.environ | {"PREFECT_HOME": str(tmp_path / "prefect")}
     environment.pop("PREFECT_API_URL", None)
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
-    servers = [
-        subprocess.Popen(
-            [sys.executable, "-m", "flows.operate.server", str(listening.fileno())],
-            env=environment,
-            pass_fds=[listening.fileno()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for listening in sockets
-    ]
+    servers = [start(listening, environment) for listening in sockets]
     try:
         for server in servers:
             assert server.stdout.readline() == "serving\n", server.stderr.read()
@@ -82,17 +84,7 @@ def test_a_runs_own_server_lets_in_nobody_else(project, prefect_home):
     key, listening = make_password(), socket.create_server(("127.0.0.1", 0))
     address = f"http://127.0.0.1:{listening.getsockname()[1]}"
     environment = os.environ | {"PREFECT_HOME": str(prefect_home)} | guarded_environment(key, address)
-    with (
-        listening,
-        subprocess.Popen(
-            [sys.executable, "-m", "flows.operate.server", str(listening.fileno())],
-            env=environment,
-            pass_fds=[listening.fileno()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as server,
-    ):
+    with listening, start(listening, environment) as server:
         assert server.stdout.readline() == "serving\n"
         assert server.stdout.readline() == "ready\n"
         assert_shut(address, "/api/flows/filter", key, {})

@@ -155,6 +155,14 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def source(project: Path) -> Path:
+    """An empty folder outside of the project, which is current."""
+    folder = project.with_name("source")
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
 def store(project: Path, empty_store: Path) -> Path:
     (project / "mlruns").mkdir(exist_ok=True)
     return Path(shutil.copy(empty_store, project / "mlruns"))

@@ -23,14 +23,6 @@ from tasks.prepare import prepare
 from tasks.system.errors import UserError
 
 
-@pytest.fixture
-def source(project):
-    """An empty folder outside of the project, which is current."""
-    folder = project.with_name("source")
-    folder.mkdir()
-    return folder
-
-
 def describe(source, kind="image_folder", **values):
     described = config.describe({"kind": kind, "name": "own", "source": str(source), **values}, "test")
     (Path("data") / "own").mkdir(exist_ok=True)

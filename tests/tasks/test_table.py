@@ -42,14 +42,6 @@ def visits(count=200):
     )
 
 
-@pytest.fixture
-def source(project):
-    """A folder outside of the project, which is current."""
-    folder = project.with_name("source")
-    folder.mkdir()
-    return folder
-
-
 def describe(source, **values):
     (Path("data") / "own").mkdir(exist_ok=True)
     return config.describe({"kind": "table", "name": "own", "source": str(source), **values}, "test")
