@@ -222,7 +222,10 @@ def deploy() -> None:
     done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=False)
     if done.returncode:
         print(done.stderr, file=sys.stderr)
-        raise StratagemError("cannot deploy prefect.yaml; the lines above say why. Nothing has changed")
+        raise StratagemError(
+            "cannot deploy prefect.yaml; the lines above say why. Deployments above the wrong one may have changed "
+            "already: correct it, and run `stratagem up` again"
+        )
 
 
 def last_line(log: Path) -> str:

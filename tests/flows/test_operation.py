@@ -319,7 +319,8 @@ def test_prefect_yaml_is_the_truth_also_while_up_runs(operated):
     broken = operated.command("up")
     assert (broken.returncode, broken.stderr.splitlines()[-1]) == (
         1,
-        "error: cannot deploy prefect.yaml; the lines above say why. Nothing has changed",
+        "error: cannot deploy prefect.yaml; the lines above say why. Deployments above the wrong one may have changed "
+        "already: correct it, and run `stratagem up` again",
     )
     path.write_text(text)
     assert "schedule 'weekly' of training is not in prefect.yaml" in operated.command("up").stdout
