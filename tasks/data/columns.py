@@ -159,7 +159,7 @@ class _Sample:
 
     def are_numbers(self, mistakes: float = 0.0) -> bool:
         """Return whether all values are numbers, or all but the fraction ``mistakes``."""
-        return dates.are(self.told, lambda values: cells.numbers(values, "", self.decimal), mistakes)
+        return dates.can_read(self.told, lambda values: cells.numbers(values, "", self.decimal), mistakes)
 
     def notes(self, dataset: config.Table) -> list[str]:
         """Return notes about how numbers are written, and about texts that count as missing.

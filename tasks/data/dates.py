@@ -47,13 +47,13 @@ def spread(values: Sequence[Any]) -> Sequence[Any]:
     return values[:: max(1, math.ceil(len(values) / SAMPLE))]
 
 
-def are(values: Sequence[Any], read: Callable[[Sequence[Any]], Any], mistakes: float = 0.0) -> bool:
+def can_read(values: Sequence[Any], read: Callable[[Sequence[Any]], Any], mistakes: float = 0.0) -> bool:
     """Return whether ``read`` accepts all values, or all but the fraction ``mistakes`` of a sample."""
     try:
         read(values)
     except BadValue:
         sample = spread(values)
-        wrong = (value for value in sample if not are([value], read))
+        wrong = (value for value in sample if not can_read([value], read))
         return mistakes > 0 and not any(True for _ in islice(wrong, int(mistakes * len(sample)), None))
     return True
 
@@ -62,7 +62,7 @@ def are_iso(told: list[Any]) -> bool:
     """Return whether values are dates and times in ISO 8601."""
     some = told[:SAMPLE]
     marked = sum(not isinstance(value, str) or bool(ISO_START.match(value)) for value in some)
-    return marked >= (1 - MISTAKES) * len(some) and are(told, lambda values: cells.days(values, ""), MISTAKES)
+    return marked >= (1 - MISTAKES) * len(some) and can_read(told, lambda values: cells.days(values, ""), MISTAKES)
 
 
 def are_seasons(told: list[Any]) -> bool:
@@ -88,7 +88,7 @@ def formats_of(texts: Sequence[str]) -> list[str]:
     """
     some = spread(texts)
     few = [text for text in some[:: math.ceil(len(some) / 3)] if re.search(r"\d\D|\D\d", text)] if some else []
-    if not few or are(some, lambda values: cells.days(values, "")):
+    if not few or can_read(some, lambda values: cells.days(values, "")):
         return []
     fitting = [form for form in FORMATS if any(_date(text, form) for text in few)]
     if not any(re.search(r"\b0\d|:0", text) for text in texts):
