@@ -201,7 +201,7 @@ def _pair(recipe: config.Recipe, values: Mapping[str, Any], prepared: PreparedDa
                 "a comparison starts its processes itself, and this cluster was started by someone else: use "
                 "--set strategy.launcher=local"
             )
-        preconditions.check_devices(settings)
+        preconditions.check_settings(settings)
     except UserError as error:
         return Pair(kind, loop, reason=str(error))
     return Pair(kind, loop, settings)

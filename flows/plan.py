@@ -38,7 +38,7 @@ def of_run(
         UserError: the settings are wrong, or this machine cannot train with them; the same as the command's.
     """
     settings = config.load(recipe, overrides)
-    preconditions.check_devices(settings)
+    preconditions.check_settings(settings)
     planned = pipeline.plan_ahead(recipe, overrides, resumption, if_changed)
     prepared = planned.prepared if planned is not None else None
     stages = (*_data_stages(settings.dataset.name, prepared), *_run_stages(settings, planned))

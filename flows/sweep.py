@@ -64,7 +64,7 @@ def sweep(
         root = config.project_root()
         deployed.check_file("space", space, sweeps.spaces(root), root / "recipes" / "sweeps")
         found = sweeps.load(space)
-        preconditions.check_devices(found.example)
+        preconditions.check_settings(found.example)
         with locks.lock(sweeps.key_of(found), f"the sweep {found.name}", flow_run.id) as run_lock:
             client.start_processes(
                 found.example, with_cluster=False

@@ -93,7 +93,7 @@ def run(
         print_run(same, changed=False)
         return
     dvc_data.check_source(settings.dataset)
-    preconditions.check_devices(settings)
+    preconditions.check_settings(settings)
     if pipeline.join(recipes, overrides, as_run=True):
         return
     locks.refuse_locked(settings, resume)
@@ -283,7 +283,7 @@ def sweep(
         return
     preconditions.check_writable()
     dvc_data.check_source(found.example.dataset)
-    preconditions.check_devices(found.example)
+    preconditions.check_settings(found.example)
     preconditions.check_remote(found.example)
     result = _run_flow("sweep", found.example, space, trials, parallel, fresh)
     yield result
@@ -332,7 +332,7 @@ def train(
     asked = config.load(recipes, overrides)
     _check_resume(asked, recipes, resume, allow_changes, fresh)
     preconditions.check_writable()
-    preconditions.check_devices(asked)
+    preconditions.check_settings(asked)
     if pipeline.join(recipes, overrides):
         return
     settings, prepared = dvc_data.load(recipes, overrides)

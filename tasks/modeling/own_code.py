@@ -44,13 +44,16 @@ def load(name: str, key: str) -> Callable[..., Any]:
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            raise UserError(
-                f"{key} = '{name}': there is no module '{error.name}' in {root} or in the environment"
-            ) from None
+            raise UserError(no_module(key, name, error.name)) from None
     if not callable(getattr(module, function, None)):
         raise UserError(f"{key} = '{name}': {module_name} has no function or class '{function}'")
     found: Callable[..., Any] = getattr(module, function)
     return found
+
+
+def no_module(key: str, name: str, module: str | None) -> str:
+    """Return the message for a module that does not exist, which the ``module:function`` of a setting names."""
+    return f"{key} = '{name}': there is no module '{module}' in {config.project_root()} or in the environment"
 
 
 def make(name: str, key: str, kind: type[Made], options: Mapping[str, Any], **known: Any) -> Made:

@@ -2,9 +2,12 @@
 
 import importlib.util
 import os
+import sys
 import tempfile
+from importlib.machinery import PathFinder
 
 from tasks import config
+from tasks.modeling import own_code
 from tasks.runs import entries, outcome, remote
 from tasks.strategies import engines
 from tasks.system.errors import UserError
@@ -12,6 +15,22 @@ from tasks.system.errors import UserError
 NO_SIGNS = "?%[{}"
 """MLflow cuts a file's name off at `?` and decodes `%` as in an address; `[` begins a pattern of TFDS, and DVC puts
 values between braces."""
+
+
+def check_settings(settings: config.Settings) -> None:
+    """Check the devices of a run, and that the modules of the user's own code exist; nothing is imported.
+
+    Raises:
+        UserError: as ``check_devices``, or there is no such module.
+    """
+    check_devices(settings)
+    root = str(config.project_root())
+    for name, key in own_code.named_in(settings).items():
+        module = name.partition(":")[0].partition(".")[0]
+        if not module.isidentifier():  # What is wrong with it shows where it is imported.
+            continue
+        if not (module in sys.modules or importlib.util.find_spec(module) or PathFinder.find_spec(module, [root])):
+            raise UserError(own_code.no_module(key, name, module))
 
 
 def check_devices(settings: config.Settings) -> None:

@@ -51,6 +51,27 @@ def test_there_is_no_tpu_here(project):
         preconditions.check_devices(config.load(None, ["strategy.kind=tpu"]))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.name", "nosuch.parts:build"),
+        ("optimizer.kind", "nosuch:Thing"),
+        ("schedule.kind", "nosuch:Thing"),
+        ("train.loss", "nosuch:loss"),
+        ("train.metrics", ["nosuch:f"]),
+        ("train.callbacks", ["nosuch:Thing"]),
+        ("input.augmentation.custom", "nosuch:f"),
+    ],
+)
+def test_own_code_without_its_module_is_refused_before_anything_starts(project, key, value):
+    settings = config.load(None, {key: value})
+    with pytest.raises(UserError, match=rf"{key} = 'nosuch[.:].*': there is no module 'nosuch' in .* environment"):
+        preconditions.check_settings(settings)
+    preconditions.check_settings(config.load(None, {"model.name": "./nosuch.py:build"}))
+    (project / "nosuch.py").write_text("raise RuntimeError('it is not imported')")
+    preconditions.check_settings(settings)
+
+
 @pytest.mark.parametrize("folder", ["data", "mlruns", ".dvc"])
 def test_a_folder_that_cannot_be_written_is_named(project, folder):
     shutil.rmtree(project / folder)
