@@ -63,6 +63,8 @@ class TableFile:
         self._skips_spaces = False
         self.has_row_names = False
         """Whether the header has one name fewer than the rows have values, as R writes it."""
+        self._unnamed = 0
+        """How many empty values the first rows have beyond the header, as trailing delimiters make them."""
         self._rows_are_checked = self.suffix in (".parquet", ".jsonl")
         if not self.path.is_file():
             raise self.refused("no such file")
@@ -119,6 +121,7 @@ class TableFile:
             self._header = first
             names = names_of(first, list(reader))
             self.has_row_names = len(names) > len(first) and names[: len(first)] != names_of(first, [])
+            self._unnamed = 0 if self.has_row_names else len(names) - len(first)
         if any("\0" in name for name in names):
             raise UnicodeError  # UTF-16 without its mark.
         # A description may have a name in another Unicode form than the header has now.
@@ -236,9 +239,10 @@ class TableFile:
         if self._rows_are_checked:
             return
         self._rows_are_checked = True
-        if self._is_even():
+        if not self._unnamed and self._is_even():
             return
         width, above = len(self.names), self.header_lines
+        named = width - self._unnamed
         ragged: list[tuple[int, list[str]]] = []
         count, end = 0, above
         of_row: list[str] = []
@@ -249,7 +253,7 @@ class TableFile:
             try:
                 for row in rows:
                     first, end = end + 1, above + rows.line_num
-                    if row and len(row) != width:
+                    if row and (len(row) != width or any(row[named:])):
                         count += 1
                         ragged = ragged or [(first, row)]
                     if len(of_row) > 1:
@@ -264,7 +268,7 @@ class TableFile:
                 ) from None
         for first, row in ragged:
             raise self.refused(
-                f"{count} of its rows {'does' if count == 1 else 'do'} not have the {width} values of its header: line "
+                f"{count} of its rows {'does' if count == 1 else 'do'} not have the {named} values of its header: line "
                 f"{first} has {len(row)}: {cut(self.delimiter.join(row), 80)!r}. Fix them, quote values that contain "
                 f"{self.delimiter!r}, or set another delimiter (--set dataset.delimiter=';') or header line (--set "
                 "dataset.header=2)"

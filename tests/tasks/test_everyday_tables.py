@@ -862,6 +862,13 @@ def test_a_row_of_another_length_is_named_with_its_line():
         guess(csv_of() + "Source: the office\n")
 
 
+def test_a_late_value_below_no_name_does_not_shift_the_names():
+    """R writes row names without a name; where the last column is empty for long, its rows look like `a,1,`."""
+    rows = [f"r{row},{row % 7}.5,{LABELS[row % 40]},{'late' if row == 60 else ''}" for row in range(80)]
+    with pytest.raises(UserError, match=r"1 of its rows does not have the 3 values of its header: line 62 has 4: 'r60"):
+        prepare("\n".join(["x,label,note", *rows]) + "\n", target="label")
+
+
 def test_spaces_around_names_of_columns_do_not_count():
     dataset, _ = guess(csv_of(city=times_of(["Köln", "Ulm"])).replace(",label", ", label ", 1))
     assert dataset.target == ("label",)
