@@ -63,8 +63,6 @@ class TableFile:
         self._skips_spaces = False
         self.has_row_names = False
         """Whether the header has one name fewer than the rows have values, as R writes it."""
-        self._unnamed = 0
-        """How many empty values the first rows have beyond the header, as trailing delimiters make them."""
         self._rows_are_checked = self.suffix in (".parquet", ".jsonl")
         if not self.path.is_file():
             raise self.refused("no such file")
@@ -121,7 +119,6 @@ class TableFile:
             self._header = first
             names = names_of(first, list(reader))
             self.has_row_names = len(names) > len(first) and names[: len(first)] != names_of(first, [])
-            self._unnamed = 0 if self.has_row_names else len(names) - len(first)
         if any("\0" in name for name in names):
             raise UnicodeError  # UTF-16 without its mark.
         # A description may have a name in another Unicode form than the header has now.
@@ -239,10 +236,11 @@ class TableFile:
         if self._rows_are_checked:
             return
         self._rows_are_checked = True
-        if not self._unnamed and self._is_even():
-            return
         width, above = len(self.names), self.header_lines
-        named = width - self._unnamed
+        # Trailing delimiters make values beyond the header, which are empty.
+        named = len(self._header) if self._header and not self.has_row_names else width
+        if named == width and self._is_even():
+            return
         ragged: list[tuple[int, list[str]]] = []
         count, end = 0, above
         of_row: list[str] = []
