@@ -24,14 +24,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.process import stages
-from tasks.process.child import keep_private
 from tasks.system import errors, lifetime
 from tasks.system.errors import StratagemError, UserError
 
 
 def main() -> None:
     """Run one stage, and end with its exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Nothing has begun: Ctrl-C need not wait for the imports.
+    from tasks.process.child import keep_private
+
     keep_private()
     parser = argparse.ArgumentParser(prog="python -m tasks", description="Run one stage; `stratagem` runs them all.")
     parser.add_argument("stage", choices=[*ENTRIES])
@@ -59,6 +60,7 @@ def main() -> None:
 def _run_for_dvc(given: argparse.Namespace) -> None:
     from tasks.operations import dvc_stages
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if given.stage == "train":
         dvc_stages.run_train(given.name, given.overrides)
     elif given.stage == "evaluate":
@@ -84,6 +86,7 @@ def _serve(given: argparse.Namespace) -> None:
 
 
 def _locate(given: argparse.Namespace) -> None:
+    from tasks.process import stages
     from tasks.tracking import trained_models
 
     if trained_models.is_registered(given.name):  # MLflow has the files, and its import needs a stage's environment.

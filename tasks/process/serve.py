@@ -4,7 +4,6 @@ writes answers to standard output, both as JSON lines. `client` and `child` are 
 import contextlib
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -115,7 +114,6 @@ def serve(entry: str) -> None:
     answers = Answers()
     if entry == "serve" and (log := os.environ.get("STRATAGEM_LOG")):
         _put_noise_aside(Path(log))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Nothing has begun: Ctrl-C need not wait for the imports.
     requests: SimpleQueue[str] = SimpleQueue()
     lifetime.when_input_closes(lambda: os._exit(0), requests.put)
     if entry != "call":  # Now, while the flow's process is starting Prefect and DVC.

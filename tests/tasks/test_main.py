@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -34,6 +35,13 @@ def test_an_unknown_stage_is_refused(project, run):
     result = run([sys.executable, "-m", "tasks", "trian"])
     assert result.returncode == 2
     assert "invalid choice: 'trian'" in result.stderr
+
+
+def test_an_interrupt_during_the_imports_ends_a_process_without_a_traceback(project, run, tmp_path):
+    (tmp_path / "pydantic.py").write_text("import os, signal\n\nos.kill(os.getpid(), signal.SIGINT)\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    result = run([sys.executable, "-m", "tasks", "serve"], env={"PYTHONPATH": path})
+    assert (result.returncode, result.stderr) == (-signal.SIGINT, "")
 
 
 @pytest.mark.slow
