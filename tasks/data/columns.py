@@ -34,7 +34,9 @@ MAX_UNITS = 3
 NEGATIVE = r"[\d%]\s*[-)]\s*$"
 """A number with a trailing minus, or in parentheses."""
 ORDINALS = {"st", "nd", "rd", "th"}
-WITH_UNIT = re.compile(rf"{cells.CURRENCY}?[+-]?\d+(?:[.,]\d+)*\s*(°?[^\W\d_]+(?:/[^\W\d_]+)?|°)")
+WITH_UNIT = re.compile(rf"{cells.CURRENCY}?[+-]?\d+(?:[.,\s]\d+)*\s*(°?[^\W\d_]+(?:/[^\W\d_]+)?|°)")
+LIKE_NUMBERS = re.compile(r"(?:\W*\d[^\W\d]{0,4})+(?:\W+[A-Z])?\W*")
+"""Words such as ``<0.5``, ``10-20``, ``2h 5m`` and ``48°12'N``."""
 PICTURES = re.compile(r".+\.(png|jpe?g|bmp|gif|webp)", re.IGNORECASE)
 ID_NAMES = re.compile(
     r"(.*[_\W])?(ids?|index|key|no|nr|num|number|code|account|order|invoice|ticket|serial|uuid|guid|row|rowid|column 1)"
@@ -240,6 +242,14 @@ def fill_in(dataset: config.Table, file: TableFile) -> tuple[config.Table, list[
         notes += [f"'{one.name}': {note}" for one in targets for note in one.notes(dataset)]
     categories = [name for name, column in columns.items() if column.kind == "category" and name in looked]
     if task == "classification" and (why := _why_words(targets[0])):
+        classes = _spellings(targets[0].present)
+        single = [shown(text) for text in classes if classes[text] == 1]
+        if dataset.task == "auto" and len(classes) > MAX_CLASSES and single:
+            raise UserError(
+                f"dataset.target = '{targets[0].name}': {why}; {len(single):,} of {len(classes):,} values are in only "
+                f"one row, such as {', '.join(single[:3])}. For a regression, write all as numbers; for classes, with "
+                f"at least 2 rows of each: --set dataset.task=classification (dataset.source = '{dataset.source}')"
+            )
         notes.append(f"'{targets[0].name}': {why}")
     for name in (*(dataset.target if task == "classification" else ()), *categories):
         notes += _notes_on_categories(looked[name], dataset)
@@ -394,7 +404,8 @@ def _kind(sample: _Sample, dataset: config.Table) -> _Guess:
     if sum(texts[text] for text in texts if PICTURES.fullmatch(text)) >= (1 - dates.MISTAKES) * len(present):
         return _Guess("image")
     unspaced = {text: UNSPACED_CHARACTER.sub(" x ", text) for text in texts}
-    words = (len(one.split()) * texts[text] for text, one in unspaced.items() if not dates.DATE.fullmatch(text))
+    are_texts = (text for text in texts if not dates.DATE.fullmatch(text) and not WITH_UNIT.fullmatch(text))
+    words = (len(unspaced[text].split()) * texts[text] for text in are_texts)
     length = sum(words) / len(present)
     has_letters = any(map(str.isalpha, "".join(islice(texts, dates.SAMPLE))))
     if length >= WORDS_OF_A_TEXT and distinct > len(present) / 2 and has_letters:
@@ -419,9 +430,15 @@ def _why_words(sample: _Sample) -> str:
         return f"years such as {words[0]}, not months"
     if sum(dates.DATE.fullmatch(word) is not None for word in words) > len(words) / 2:
         return "words, because no form of a date fits all values"
-    numeric = sum(n for word, n in Counter(words).items() if replace(sample, told=[word]).are_numbers())
-    share = numeric / max(1, len(words))
-    return f"{share:.0%} of its values are numbers" if 0.5 < share < 1 else ""
+    times = Counter(words)
+    odd = [word for word in times if not replace(sample, told=[word]).are_numbers()]
+    examples = ", ".join(map(shown, odd[:3]))
+    share = 1 - sum(times[word] for word in odd) / max(1, len(words))
+    if 0.5 < share < 1:
+        return f"{share:.0%} of its values are numbers, but not {examples}"
+    if odd and len(times) > MAX_CLASSES and sum(map(bool, map(LIKE_NUMBERS.fullmatch, words))) > len(words) / 2:
+        return f"words, because {examples} are not numbers"
+    return ""
 
 
 def _kind_of_numbers(sample: _Sample, dataset: config.Table) -> _Guess:

@@ -37,7 +37,7 @@ COMPACT_DATES = {"%Y%m%d": re.compile(r"(19|20)\d{6}"), "%Y%m%d%H%M%S": re.compi
 ISO_START = re.compile(r"\d{4}[-/.]|\d{8}T\d{4}")
 DATE = re.compile(
     r"(\d{4}([-/.])\d\d?\2\d\d?|\d\d?([-/.])\d\d?\3\d{4})"
-    r"(\D\s?\d\d?[:.]\d\d\S*(\s([ap]\.?m\.?|[A-Z]{2,4}|Uhr|[+-]\d\S*))?)?"
+    r"(\D\s?\d\d?[:.]\d\d\S*(\s([ap]\.?m\.?|[A-Z]{2,4}|Uhr|(GMT|UTC)?[+-]\d\S*))*)?"
 )
 SEASON = re.compile(r"\d\d(\d\d)[-/](\d\d)")
 

@@ -92,6 +92,9 @@ WRITTEN = [
     (["1'200.--", "CHF 90.--", "7.5"], [1200, 90, 7.5], ""),
     (["1.200,- €", "90,– €", "7,5 €"], [1200, 90, 7.5], "numbers with €"),
     (["Rs. 1,200/-", "Rs. 90.50/-", "Rs 7/-"], [1200, 90.5, 7], "numbers with Rs"),
+    (["7 209,41 руб.", "1\u00a0209,5\u00a0руб", "90 руб."], [7209.41, 1209.5, 90], "numbers with руб"),
+    (["3 456 Ft", "12 345 Ft", "90 Ft"], [3456, 12345, 90], "numbers with Ft"),
+    (["1.200,50 TL", "90,25 TL", "7 TL"], [1200.5, 90.25, 7], "numbers with TL"),
 ]
 
 
@@ -124,6 +127,8 @@ def test_numbers_are_read_as_people_write_them(texts, expected, said):
         "S/D",
         "Nd",
         ".a",
+        ".Z",
+        "._",
     ],
 )
 def test_what_stands_for_no_number_is_missing_and_counted(mark):
@@ -319,7 +324,12 @@ def test_seasons_are_no_months(mark):
 
 
 @pytest.mark.parametrize(
-    "texts", [["31/12/2025", "2025-11-07", "2025-10-08"], ["31.12.2025 08:15 Uhr", "01.02.2025 18:30 Uhr"]]
+    "texts",
+    [
+        ["31/12/2025", "2025-11-07", "2025-10-08"],
+        ["31.12.2025 08:15 Uhr", "01.02.2025 18:30 Uhr"],
+        ["2025/03/31 1:02:03 PM GMT+1", "2025/03/15 11:12:13 AM GMT+1"],
+    ],
 )
 @pytest.mark.parametrize("count", [3, 40], ids=["repeated", "distinct"])
 def test_dates_that_no_form_fits_are_words_and_that_is_said(texts, count):
@@ -442,7 +452,9 @@ def test_numbers_with_signs_between_them_are_words(texts):
 
 
 @pytest.mark.parametrize("count", [4, 40], ids=["repeated", "distinct"])
-@pytest.mark.parametrize(("form", "units"), [("{} km/h", ["km/h"]), ("€{}{}", ["K", "M"])])
+@pytest.mark.parametrize(
+    ("form", "units"), [("{} km/h", ["km/h"]), ("€{}{}", ["K", "M"]), ("1 {} kg", ["kg"]), ("{}平米", ["平米"])]
+)
 def test_a_unit_makes_a_word_and_that_is_said(count, form, units):
     _, said = guess(csv_of(own=times_of([form.format(row + 0.5, units[row % len(units)]) for row in range(count)])))
     assert f"words, because the numbers have {', '.join(map(repr, units))} after them" in said
@@ -516,7 +528,31 @@ def test_values_that_look_alike_are_pointed_out(one, other):
 def test_a_category_of_numbers_and_words_is_pointed_out():
     dataset, said = guess(csv_of(size=["large" if row % 4 == 1 else text for row, text in enumerate(PLAIN)]))
     assert dataset.columns["size"].kind == "category"
-    assert "category size (75% of its values are numbers)" in said
+    assert "category size (75% of its values are numbers, but not 'large')" in said
+
+
+@pytest.mark.parametrize("form", ["{}-30", "<{}.5", "{}h 5m", "{}°12'N", "12{}/80", "3{}:23:45"])
+def test_many_words_that_look_like_numbers_are_pointed_out(form):
+    _, said = guess(csv_of(own=times_of([form.format(10 + row) for row in range(30)])))
+    first = ", ".join(repr(form.format(10 + row)) for row in range(3))
+    assert f"own (words, because {first} are not numbers)" in said
+    assert "own (" not in guess(csv_of(own=times_of([form.format(10 + row) for row in range(5)])))[1]
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        (["<0.5", "10-20"], "75% of its values are numbers, but not '<0.5', '10-20'"),
+        ([f"{row + 5}-{row + 20}" for row in range(40)], "words, because '5-20', '6-21', '7-22' are not numbers"),
+        ([f"{row + 5} Lac" for row in range(40)], "words, because the numbers have 'Lac' after them"),
+    ],
+)
+def test_a_target_that_may_be_numbers_or_classes_is_asked_about(odd, why):
+    texts = [odd[row // 4 % 2] if row % 4 == 1 else text for row, text in enumerate(PLAIN)] if len(odd) == 2 else odd
+    with pytest.raises(UserError, match=r"dataset\.target = 'label': .+ values are in only one row") as asked:
+        guess(csv_of(label=texts))
+    assert why in str(asked.value)
+    assert guess(csv_of(label=texts), task="classification")[0].task == "classification"
 
 
 def test_a_class_called_none_is_said_and_can_be_kept(capsys):

@@ -795,7 +795,11 @@ REFUSED = [
     (frame_of(a=[None] * 20), {"columns": {"a": "number"}}, "no row of the training split has a value"),
     (frame_of(a=[None] * 20), {"columns": {"a": "category"}}, "no row of the training split has a value"),
     (frame_of(w=[0] * 20), {"weight": "w"}, "all rows of the training split have the weight 0"),
-    (frame_of(z=[1e39, *range(19)]), {"target": "z", "task": "regression"}, "header, which does not fit"),
+    (
+        frame_of(z=[1e39, *range(19)]),
+        {"target": "z", "task": "regression"},
+        "which does not fit in float32. Fix it, or set dataset.task=classification",
+    ),
     (
         frame_of(part=["train", "test"] * 10, who=["a"] * 20),
         {"split_column": "part", "group": "who"},

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import string
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from datetime import date
@@ -41,13 +42,14 @@ NO_NUMBER = frozenset(
     ("-", "--", "\u2013", "\u2014", "?", "??", ".", "..", "...", "\u2026", ":", "*", "\\N", "(null)", "(blank)",
      "k.A.", "k. A.", "NaT", "0000-00-00", "0000-00-00 00:00:00", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!",
      "#NULL!", "#NV", "#N/D", "#WERT!", "#BEZUG!", "#ZAHL!", "#VALEUR!", "#VALOR!", "#ERROR!",
-     *(f".{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"),  # Stata's extended missing values.
+     *(f".{letter}" for letter in f"{string.ascii_letters}_"),  # Missing values of Stata and SAS.
      *(form(word) for word in WORDS_FOR_MISSING for form in (str.lower, str.upper, str.capitalize)))
 )  # fmt: skip
 """Texts that also mean a missing value in a column of numbers or dates, besides ``MISSING_TEXTS``."""
 NO_VALUE = MISSING_TEXTS | NO_NUMBER | {None}
 CURRENCY = (
     r"(?:(?:US|CA|AU|NZ|HK|A|C|R)?\$|[\u00a2-\u00a5\u0e3f\u20a0-\u20bf]|Rs\.?|Fr\.|kr\.?|z\u0142|K\u010d"
+    r"|\u0440\u0443\u0431\.?|Ft|TL|lei"
     r"|[\uff04\uffe0\uffe1\uffe5\uffe6\u5186\u5143\uc6d0]"  # Full-width signs; yen, yuan and won in words.
     r"|USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD|SEK|NOK|DKK|PLN|CZK|BRL)"
 )

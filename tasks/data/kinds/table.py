@@ -210,6 +210,8 @@ class ScannedTable:
             row: its row.
             setting: another value of the setting that decides how the column is read.
         """
+        if bad.column in self.dataset.target:
+            setting = "dataset.task=classification" if len(self.dataset.target) == 1 else "another dataset.target"
         setting = setting or f"dataset.columns.{bad.column} = category, text or ignore"
         return UserError(
             f"dataset.source = '{self.dataset.source}': the column '{bad.column}' has the value "
