@@ -45,10 +45,6 @@ DYING_SECONDS = 30.0
 def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strategies.Strategy, int]:
     """Check that the settings can be trained, before a run exists; return the strategy and the global batch size.
 
-    Args:
-        settings: the run's settings.
-        prepared: the run's data.
-
     Raises:
         UserError: arrays are damaged, or data, batch, devices or model do not fit the settings.
     """
@@ -89,7 +85,6 @@ def train(
     Args:
         settings: all sections except ``evaluate``, ``register`` and ``tracking`` are read.
         prepared: the data; its arrays are checked against their sha256 first.
-        run: names the folder.
         send: receives (step, metrics) after each epoch; it must not block.
         stop: once it is set, the training saves a checkpoint after its next step and ends.
 
@@ -113,7 +108,7 @@ def train(
                 raise
             saved = Checkpoints(config.project_root() / run.folder / "checkpoints", read_only=True)
             if saved.steps()[-1:] == [gone_back_to]:
-                saved.set_aside(saved.steps()[-1])  # Its weights are finite, and too large: it led here again.
+                saved.set_aside(saved.steps()[-1])  # Its weights are finite but too large: it led here again.
             saved.set_aside_nonfinite()
             gone_back_to = next(reversed(saved.steps()), None)
             log.warning(
@@ -178,7 +173,7 @@ def _train(
         )
         training = replace(training, callbacks=callbacks)
         own_callbacks.log_forgetful(training.callbacks)
-        del arrays  # As large as the model and its optimizer, all training long.
+        del arrays  # They are as large as the model and its optimizer.
         with _closing(bar):
             loops.run(training)
         if loops.thaws(training):
@@ -249,12 +244,12 @@ def _callbacks(
         assign(training.model, metrics, ("metric",))
 
     callbacks = [
-        position,  # It moves on first: all that follow ask it where the training is.
-        StopOnNonFinite(position),  # Before all that look at the loss: nothing that came of a bad one is sent or saved.
-        *timing,  # Before the checkpoint of an epoch's end, whose time is not the epoch's.
-        *own,  # Before all that hand on an epoch's numbers, to which they may add some.
+        position,  # First, because the others read the current step from it.
+        StopOnNonFinite(position),  # Before those that send or save results: none may come from a non-finite loss.
+        *timing,  # Before the checkpoint at an epoch's end, whose time must not count.
+        *own,  # Before those that report an epoch's metrics, to which the user's callbacks may add.
         *tracking,
-        *stopping,  # Before the checkpoint, which holds what it remembers.
+        *stopping,  # Before the checkpoint, which stores its state.
         SaveCheckpoints(training, saved, [*stopping, *own], restore_metrics, stop),
         *showing,
     ]

@@ -92,14 +92,14 @@ class Calls:
     def measure(self, count: int, seconds: float) -> None:
         """Use the time of a call of ``count`` steps to choose the number of steps of the next calls."""
         if not self.grows or count < self.many:
-            return  # A call that was cut short says little, and more for each step.
+            return  # A shorter call has more overhead per step.
         if not self._traced:
             self._traced = True  # The first call traces.
             return
         fit = min(int(CALL_SECONDS * count / seconds), GROWTH * self.many, self.most)
         if self.strategy.num_workers > 1:
             fit = int(self.strategy.sum_over_workers([fit if self.strategy.is_chief else 0])[0])
-            self.grows = fit > self.many  # They ask each other no more than that.
+            self.grows = fit > self.many  # Workers communicate only while the calls grow.
         self.many = max(1, fit)
 
 

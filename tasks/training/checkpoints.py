@@ -13,7 +13,6 @@ import shutil
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -22,12 +21,9 @@ from pydantic import ValidationError
 from tasks.modeling import metrics
 from tasks.records import Record
 from tasks.runs import committed
-from tasks.system import background, files, units
+from tasks.system import background, files
 from tasks.system.errors import StratagemError, UserError
 from tasks.training.model_state import Arrays, snapshot
-
-# Space that the file system needs in addition to the arrays.
-SPARE_BYTES = 2**20
 
 log = logging.getLogger(__name__)
 
@@ -99,15 +95,8 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except StratagemError as error:
-            if value is None:
-                raise
-            log.warning("%s", error)  # The error that ended the training is the one to raise.
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written.
@@ -131,19 +120,11 @@ class Checkpoints:
             values: the metrics of the epoch that just ended, for "best"; None inside an epoch.
 
         Raises:
-            ValueError: the step already has a checkpoint.
-            StratagemError: there is not enough disk space, or the previous checkpoint could not be written.
+            StratagemError: the previous checkpoint could not be written.
         """
-        self._writer.wait()
-        arrays = snapshot(model)
-        if (self.folder / str(state.step)).exists():
-            raise ValueError(f"{self.folder} has a checkpoint of step {state.step}")
+        self._writer.wait()  # Before the copy, so that memory holds one copy.
         self.folder.mkdir(parents=True, exist_ok=True)
-        needed = sum(array.nbytes for array in arrays.values()) + SPARE_BYTES
-        free = shutil.disk_usage(self.folder).free
-        if free < needed:
-            raise self._unwritten(state.step, f"it needs {units.size(needed)}, but only {units.size(free)} are free")
-        self._writer.start(self._write, arrays, state, dict(values or {}))
+        self._writer.start(self._write, snapshot(model), state, dict(values or {}))
 
     def find(self, which: Literal["latest", "best"] | int) -> int:
         """Return the step of a checkpoint.
@@ -204,8 +185,7 @@ class Checkpoints:
         damaged: dict[int, str] = {}
         for step in steps:
             try:
-                found = self.restore(step)
-                _refuse_nonfinite(self.folder / str(step), found[0])
+                found = self._restore_finite(step)
             except Damaged as error:
                 damaged[step] = str(error)
                 continue
@@ -217,6 +197,14 @@ class Checkpoints:
             f"no checkpoint in {self.folder} is intact: {'; '.join(damaged.values())}. Nothing was deleted. Restore "
             "them from a backup, or start again with --fresh"
         )
+
+    def _restore_finite(self, step: int) -> tuple[Arrays, State]:
+        """Restore a checkpoint whose weights are finite. If the training diverged in its last step, only the next
+        step's loss would show it."""
+        arrays, state = self.restore(step)
+        if (key := _nonfinite(arrays)) is not None:
+            raise Damaged(f"the checkpoint {self.folder / str(step)} has weights that are not finite numbers ({key})")
+        return arrays, state
 
     def set_aside(self, step: int) -> Path:
         """Move a checkpoint out of use to the folder ``damaged_checkpoints``; return that folder."""
@@ -230,8 +218,7 @@ class Checkpoints:
         """Move the newest checkpoints aside until one has finite weights."""
         for step in reversed(self.steps()):
             try:
-                arrays, _ = self.restore(step)
-                _refuse_nonfinite(self.folder / str(step), arrays)
+                self._restore_finite(step)
             except Damaged:
                 self.set_aside(step)
             else:
@@ -253,25 +240,22 @@ class Checkpoints:
             partial.rename(self.folder / str(state.step))
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
-            raise self._unwritten(state.step, error.strerror or str(error)) from None
+            present = self.steps()
+            left = f"that of step {present[-1]} is intact" if present else "there is no other yet"
+            raise StratagemError(
+                f"the checkpoint of step {state.step} cannot be written to {self.folder}: {error.strerror or error}; "
+                f"{left}. Make room, and run the same command again: it continues from there"
+            ) from None
         # Only the next step's loss reveals non-finite weights, so the last good checkpoint is still needed.
         if _nonfinite(arrays) is None:
             self._prune()
-
-    def _unwritten(self, step: int, reason: str) -> StratagemError:
-        present = [other for other in self.steps() if other != step]
-        left = f"that of step {present[-1]} is intact" if present else "there is no other yet"
-        return StratagemError(
-            f"the checkpoint of step {step} cannot be written to {self.folder}: {reason}; {left}. Make room, and run "
-            "the same command again: it continues from there"
-        )
 
     def _prune(self) -> None:
         present = self.steps()
         for step in set(present) - {*present[-self.keep :], self._ranked(present)[0]}:
             going = self.folder / f".{step}.old.partial"
-            with contextlib.suppress(OSError):  # Someone may be reading it; it goes when this is opened again.
-                (self.folder / str(step)).rename(going)  # Half of a checkpoint is never seen under its number.
+            with contextlib.suppress(OSError):  # If it cannot be removed, the next training removes it.
+                (self.folder / str(step)).rename(going)  # Its number must never name half a checkpoint.
                 shutil.rmtree(going)
 
     def _ranked(self, steps: list[int]) -> list[int]:
@@ -284,17 +268,10 @@ class Checkpoints:
                 state = committed.parse(path.read_bytes(), path)
                 value = sign * float(state["metrics"].get(self.monitor, np.nan))
             except (OSError, ValueError, KeyError):
-                value = np.nan  # Damaged; what reads it says so.
+                value = np.nan  # It is damaged; `restore` reports that.
             return (-np.inf if np.isnan(value) else value, step)
 
         return sorted(steps, key=score, reverse=True)
-
-
-def _refuse_nonfinite(folder: Path, arrays: Arrays) -> None:
-    """Raise ``Damaged`` if weights are not finite: the training diverged in the checkpoint's last step, which only the
-    next step's loss would have shown."""
-    if (key := _nonfinite(arrays)) is not None:
-        raise Damaged(f"the checkpoint {folder} has weights that are not finite numbers ({key})")
 
 
 def _nonfinite(arrays: Arrays) -> str | None:
@@ -307,11 +284,4 @@ def save_model(model: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path, ".keras") as temporary:
         model.save(temporary)
-    return path
-
-
-def copy_model(source: Path, path: Path) -> Path:
-    """Copy an exported model under a temporary name, then rename it."""
-    with files.replacing(path) as temporary:
-        shutil.copyfile(source, temporary)
     return path

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tasks import config
-from tasks.input.array import ArraySource, mapped_tensor
+from tasks.input.array import mapped_tensor
 from tasks.input.augment import augment_batch
 from tasks.input.batches import Batches
 from tasks.records import as_input
@@ -142,13 +142,8 @@ def resident(batches: Batches) -> Callable[[], Any]:
     identifies its process.
 
     Only TensorFlow operations run in another process: NumPy cannot read there, and an array in the graph would be sent.
-
-    Raises:
-        ValueError: the source is a stream; the stage's ``check`` refuses it earlier.
     """
     source = batches.source
-    if not isinstance(source, ArraySource):
-        raise ValueError("a stream has no rows that a worker could be given")
     split, root = source.split, config.project_root()
     paths = [root / path for path in (*split.features.values(), split.labels, split.weights) if path is not None]
 

@@ -124,7 +124,7 @@ def _load_backbone(initial: str, own: Any) -> None:
     path = _existing(initial)
     try:
         backbone.load_weights(path)
-    except Exception as error:  # Whatever HDF5 and Keras make of a file.
+    except Exception as error:  # HDF5 and Keras raise many types.
         raise UserError(
             f"model.initial = {initial}: Keras cannot load {path} into this architecture ({one_line(error)[:300]}). "
             "Use the weights of model.options.architecture without the top, with the same model.options.arguments"
@@ -142,15 +142,7 @@ def _existing(initial: str) -> Path:
 
 
 def _load_model(initial: str, own_code: bool) -> Any:
-    """Return the model of a ``.keras`` file or of the registry.
-
-    Args:
-        initial: the file or the address in the registry.
-        own_code: see ``models.load``.
-
-    Raises:
-        UserError: the file was changed, asks for more memory than is free, or Keras cannot load it.
-    """
+    """Return the model of a ``.keras`` file or of the registry; for ``own_code`` see ``models.load``."""
     path = None if initial.startswith("models:") else _existing(initial)
     with tempfile.TemporaryDirectory() as folder:
         try:

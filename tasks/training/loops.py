@@ -189,14 +189,8 @@ def drive(training: Training, train_epoch: Callable[[int, Any], dict[str, float]
 def measuring(
     training: Training, function: Callable[[Any], dict[str, Any]], calls: Calls, data: Iterable[Any]
 ) -> Measure:
-    """Return a function that measures the validation split with ``steps.test_function``.
-
-    Args:
-        training: provides the model.
-        function: runs the steps of a call.
-        calls: determines the number of steps of a call.
-        data: the input of ``function``, iterated once per epoch.
-    """
+    """Return a function that measures the validation split with ``function``, a ``steps.test_function``, whose input
+    is an iteration over ``data``."""
     total = training.validation.steps if training.validation is not None else 0
 
     def measure(listeners: Any) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Build, compile and restore the model to train."""
 
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from tasks.modeling import losses, metrics, models, optimizers
 from tasks.records import PreparedDataset
 from tasks.runs import lineage
 from tasks.strategies import Strategy
-from tasks.system import upstream
+from tasks.system import files, upstream
 from tasks.system.errors import UserError, listed, shown
 from tasks.training import Phase, checkpoints, model_state, phase_at
 from tasks.training.checkpoints import Checkpoints, State
@@ -40,11 +41,11 @@ def build(
         freeze(model, settings.model.freeze if phase.freezes else [])
         loss = compile_model(model, settings, prepared, optimizer)
         model.optimizer.build(model.trainable_variables)
-        # Metrics and losses are made at the first use, and a resumed epoch needs theirs before.
+        # Keras makes the variables of metrics and losses at first use, but a resumed epoch restores them before that.
         example = losses.example(prepared, 1)
         model.compute_loss(None, *example)
         model.compute_metrics(None, *example)
-    strategy.check_model(model)  # What counts is the model that is trained.
+    strategy.check_model(model)  # The stage's `check` examined another copy.
     return model, loss
 
 
@@ -54,7 +55,7 @@ def freeze(model: Any, names: Sequence[str]) -> None:
     Raises:
         UserError: an expression matches no layer with weights, or no trainable weights are left.
     """
-    # Not what holds all others, whose name may begin as theirs do: `conv.*` is not to match the model convnet2.
+    # Without the model itself: `conv.*` must not match the model convnet2.
     every = len(model.weights)
     layers = [layer for layer in upstream.layers_of(model) if 0 < len(layer.weights) < every]
     there = f"The layers with weights are: {listed(list(dict.fromkeys(layer.name for layer in reversed(layers))))}"
@@ -83,7 +84,7 @@ def compile_model(model: Any, settings: config.Settings, prepared: PreparedDatas
         optimizer=optimizer,
         loss=loss,
         metrics=measured,
-        # Read by Keras' own functions alone, whose every other number of steps would be traced anew.
+        # Only Keras' own functions read it; they are traced again for each different number of steps.
         steps_per_execution=1 if section.steps_per_execution == "auto" else section.steps_per_execution,
         # Keras' own "auto" compiles on the CPU too, where XLA makes a convnet 7 times slower. On JAX a
         # step that is not compiled runs one operation at a time. The custom loop compiles by itself.
@@ -107,7 +108,7 @@ def restore(model: Any, arrays: Arrays, position: Position, phase: Phase) -> Non
     rate = None if scheduled else float(keras.ops.convert_to_numpy(optimizer.learning_rate))
     model_state.assign(model, arrays, tuple({key.partition("/")[0] for key in arrays} - {"metric"}))
     if rate is not None:
-        optimizer.learning_rate = rate  # A constant one is a variable, and it may be lower after a rollback.
+        optimizer.learning_rate = rate  # A constant rate is a variable; a rollback lowers it.
     if position.offset:
         upstream.steps_of(optimizer).assign(position.step - phase.first_epoch * position.batches.steps)  # A schedule's.
 
@@ -118,13 +119,7 @@ def alone(
     """Return the model of the newest checkpoint in the memory of this process's host, independently of other processes.
 
     In a training that is one program over several processes, no process can change or fully read a variable alone.
-
-    Args:
-        settings: as for ``build``.
-        prepared: the data.
-        batches: the training's batches.
-        start: the state at which the training began; determines the optimizer's phase.
-        saved: the training's checkpoints.
+    ``start``, the state at which the training began, determines the optimizer's phase.
     """
     arrays, _ = saved.restore_latest()
     strategy = replace(strategies.on_one_device(), backend="jax")
@@ -145,7 +140,9 @@ def save_best_model(model: Any, saved: Checkpoints, final_step: int, final_model
     The given model then holds these weights."""
     path = final_model.with_name("best.keras")
     if saved.find("best") == final_step:
-        return final_step, checkpoints.copy_model(final_model, path)
+        with files.replacing(path) as temporary:
+            shutil.copyfile(final_model, temporary)
+        return final_step, path
     arrays, state = saved.restore_best()
     model_state.assign(model, arrays, ("model",))
     return state.step, checkpoints.save_model(model, path)

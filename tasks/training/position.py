@@ -28,7 +28,7 @@ class Call:
     is_ahead: bool
     """Whether the devices may still be running it, so that reading the loss would wait for them."""
     finite: Any = None
-    """After how many of its steps the loss was finite, if the loop counts them: a scalar like ``loss``."""
+    """The number of steps after which the loss was still finite, if the loop counts them: a scalar like ``loss``."""
     began: float = 0.0
     """When it was passed to the devices, by ``Position.now``."""
     measure: Callable[[int, float], None] = lambda count, seconds: None

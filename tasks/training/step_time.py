@@ -120,16 +120,12 @@ class _Traced(keras.callbacks.Callback):
 
 
 def measure_pace(settings: config.Settings, prepared: PreparedDataset) -> Pace:
-    """Train for a few seconds and return the time of a step.
-
-    Args:
-        settings: their strategy is a single device, with the wanted batch size and steps per call.
-        prepared: the data.
+    """Train for a few seconds on a single device, the strategy of the settings, and return the time of a step.
 
     Raises:
         UserError: the batch is larger than the data.
     """
-    from tasks.training import steps  # It imports TensorFlow, which a training on JAX does without.
+    from tasks.training import steps  # It imports TensorFlow, which a training on JAX does not need.
 
     strategy = strategies.build(settings.strategy)
     size = settings.train.per_replica_batch_size or settings.train.global_batch_size or 0

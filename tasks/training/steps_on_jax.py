@@ -84,7 +84,7 @@ def _many_steps(training: Training, batches: Batches, name: str) -> ManySteps:
     if resident:
         data = jax.tree.map(strategy.replicate, resident.resident(strategy.replicate))
         if batches.shuffle:
-            read_at_random(resident.mapped())  # A CPU copies nothing.
+            read_at_random(resident.mapped())  # JAX copies no array to a CPU: it reads the mapped file.
     lengths = (1,) if strategy.on_cpus or not resident else LENGTHS
     none = strategy.replicate(np.int32(0))
     functions: dict[tuple[int, int], Any] = {}

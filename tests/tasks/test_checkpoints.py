@@ -140,26 +140,6 @@ def test_a_loss_that_is_no_number_is_never_the_best(tmp_path, worst):
         assert saved.find("best") == 2
 
 
-def test_a_step_is_saved_once(tmp_path):
-    read = []
-
-    class TellsWhatIsRead(keras.Model):
-        @property
-        def metrics_variables(self):
-            read.append("metrics")
-            return super().metrics_variables
-
-    model = build(TellsWhatIsRead)
-    with Checkpoints(tmp_path / "c") as saved:
-        saved.save(model, state(3, seed=1))
-        first = len(read)
-        with pytest.raises(ValueError, match="has a checkpoint of step 3"):
-            saved.save(model, state(3, seed=2))
-        assert len(read) == 2 * first > 0, "the other workers take theirs, and wait for this one's"
-        saved.find("latest")
-        assert saved.restore(3)[1].seed == 1
-
-
 @pytest.mark.parametrize(
     ("steps", "which", "said"),
     [
@@ -325,11 +305,11 @@ def test_a_disk_without_enough_room_keeps_the_last_checkpoint(tmp_path, mount_sm
     with Checkpoints(tmp_path / "c") as saved:
         saved.save(build(), state(1))
         saved.find("latest")
+        saved.save(build(units=200_000), state(2))
         with pytest.raises(
-            StratagemError,
-            match=r"step 2 cannot be written to .+/c: it needs 1.2 MB, but only 1.1 MB are free; that of step 1",
+            StratagemError, match=r"step 2 cannot be written to .+/c: No space left on device; that of step 1 is intact"
         ):
-            saved.save(build(units=5_000), state(2))
+            saved.find("latest")
         assert [path.name for path in (tmp_path / "c").iterdir()] == ["1"]
         assert saved.restore_latest()[1].step == 1
 
@@ -370,6 +350,3 @@ def test_an_export_is_whole_or_not_there(tmp_path, monkeypatch):
     second = build(units=5)
     checkpoints.save_model(second, path)
     assert path.read_bytes() != before
-    copied = checkpoints.copy_model(path, path.with_name("best.keras"))
-    assert copied.read_bytes() == path.read_bytes()
-    assert sorted(file.name for file in path.parent.iterdir()) == ["best.keras", "final.keras"]

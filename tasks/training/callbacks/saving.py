@@ -36,8 +36,6 @@ class SaveCheckpoints(keras.callbacks.Callback):
     ) -> None:
         """
         Args:
-            training: ``checkpoint`` of its settings is read; workers communicate through its strategy.
-            checkpoints: writes the checkpoints.
             remembering: callbacks whose state the checkpoints hold.
             restore_metrics: restores the metrics from a checkpoint inside an epoch.
             stop: set when this process has to stop; then all workers stop at the same step.
@@ -65,14 +63,14 @@ class SaveCheckpoints(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         start = self.position.start
         if epoch == start.epoch and start.step_in_epoch:
-            self.restore_metrics()  # Keras has just reset them, and this epoch's first part is in them.
+            self.restore_metrics()  # Keras has just reset them, but they must include this epoch's first part.
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         done, every = self.position.step, self.section.every_steps
         self._due = self._due or (every is not None and done // every > self._last_step // every)
         self._last_step = done
         self._meet()
-        wanted = self._inside_epoch and (self._due or self._stopping)  # An epoch's end saves its metrics too.
+        wanted = self._inside_epoch and (self._due or self._stopping)  # `on_epoch_end` saves the last step.
         self.position.drain = wanted and not self.position.all_applied
         if wanted and self.position.all_applied:
             self._save(None)
@@ -80,7 +78,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
         if self._inside_epoch:
-            self._save(None)  # The training was stopped here, and validation resets the metrics of the epoch's part.
+            self._save(None)  # The training stops here, and validation would reset the metrics so far.
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self._metrics = metrics.by_split(logs or {}) if self.position.epoch > epoch else None
@@ -124,13 +122,13 @@ class SaveCheckpoints(keras.callbacks.Callback):
     def _save(self, values: dict[str, float] | None) -> None:
         self._due, self._saved_at = False, time.perf_counter()
         if self.position.step == self._saved_step:
-            return  # The last step of an epoch can be due twice, and every worker must take that the same way.
+            return  # The last step of an epoch can be due twice; all workers must skip the second time.
         self._saved_step = self.position.step
         self.position.wait()
         refuse_nonfinite(self.position)
         with self.position.aside():
             if self.checkpoints is None:
-                snapshot(self.model)  # The chief's needs each worker.
+                snapshot(self.model)  # The chief's snapshot needs every worker.
             else:
                 remembered = {one.name: one.state() for one in self.remembering}
                 self.checkpoints.save(self.model, self.position.state(remembered), values)

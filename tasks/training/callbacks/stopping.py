@@ -38,7 +38,7 @@ class ResumableEarlyStopping(keras.callbacks.EarlyStopping):
             setattr(self, name, value)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        if self.position.epoch > epoch:  # An epoch that was stopped inside is judged when a resume has ended it.
+        if self.position.epoch > epoch:  # An interrupted epoch is judged when a resume has completed it.
             super().on_epoch_end(epoch, logs)
             self._saved = self.state()
 
