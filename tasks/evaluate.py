@@ -46,8 +46,6 @@ def evaluate(
         settings: ``model``, ``input``, ``evaluate``, ``strategy``, ``train.loss``, ``train.dtype_policy`` and the
             settings that name custom metrics are read. A checkpoint can be evaluated under any strategy, with the
             same metrics.
-        prepared: the data.
-        training: names the run and its checkpoints.
         with_importance: also measure how much the gate's metric depends on each column of a table.
 
     Raises:

@@ -70,17 +70,8 @@ def paired_bootstrap(
     """Return the improvement of a metric over the previous model, on the same resampled examples.
 
     The p-value is the share of resamples in which the model is no better, including the sample itself (Davison and
-    Hinkley 1997, section 4.2.3) and resamples for which the metric is undefined.
-
-    Args:
-        measure: the metric.
-        labels: of n examples.
-        before: the outputs of the previous model, (n, num_outputs).
-        after: the outputs of this model.
-        better: whether higher or lower values of the metric are better.
-        confidence: of the interval.
-        seed: of the resamples.
-        num_resamples: their number.
+    Hinkley 1997, section 4.2.3) and resamples for which the metric is undefined. ``before`` holds the outputs of the
+    previous model for the examples of ``labels``, ``after`` those of this model.
 
     Source: Efron and Tibshirani (1993), sections 13.3 and 16.4; for paired models Efron, Annals of Statistics 7 (1979).
     """

@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks import config
-from tasks.data import prepared_data
 from tasks.evaluation import evidence, slices
 from tasks.evaluation.predictions import Predictions
 from tasks.modeling import losses, metrics
@@ -32,8 +31,6 @@ from tasks.system.errors import UserError, listed, one_of
 
 ROUNDING = 1e-12
 """The tolerance for differences of shares in floating point: 0.95 - 0.94 is more than 0.01, and 0.96 - 0.95 is less."""
-
-
 FLOORS, CEILINGS = "register.floors", "register.ceilings"
 HAS = {
     "recall": "a recall of {}",
@@ -59,8 +56,8 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> None:
     """Refuse gate settings that do not fit the data.
 
     Raises:
-        UserError: the evaluation does not compute the metric; limits do not fit the task, or name classes or slices
-            that do not exist or have too few examples; or the test rows are missing or damaged.
+        UserError: the evaluation does not compute the metric; or limits do not fit the task, or name classes or slices
+            that do not exist or have too few examples.
     """
     metrics.check_gate(settings, prepared)
     target, (key, limits) = prepared.target, _limits(settings.register_, prepared.target.task)
@@ -70,13 +67,7 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> None:
         raise UserError(one_of(f"class in {key}", unknown[0], target.class_names))
     if not named:
         return  # No test row need be read.
-    place = config.project_root() / prepared.splits["test"].labels
-    try:
-        labels = np.load(place, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError):
-        labels = None
-    if labels is None or slices.load(prepared) is None:
-        raise UserError(f"{prepared.folder}: test rows are missing or damaged. {prepared_data.remedy(prepared.name)}")
+    labels = np.load(config.project_root() / prepared.splits["test"].labels, mmap_mode="r", allow_pickle=False)
     counts = {one.full_name: int(one.rows.sum()) for one in _slices(prepared, labels)}
     for name in named:
         if name not in counts:
@@ -89,11 +80,8 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> None:
 
 
 def _limits(section: config.Register, task: Task) -> tuple[str, Mapping[str, float]]:
-    """Return the key that sets limits for parts of the test split, and the limits by name.
-
-    Raises:
-        UserError: the key of another task also has limits.
-    """
+    """Return the key that sets limits for parts of the test split, and the limits by name; refuse the key of another
+    task."""
     if task == "regression":
         if section.floors:
             raise UserError(
@@ -140,21 +128,16 @@ def judge(
     candidate: Predictions,
     champion: Champion | None,
 ) -> Judgement:
-    """Return whether a model becomes the champion, and the reason.
+    """Return whether the model with these predictions for the test rows becomes the champion, and the reason.
 
-    Args:
-        settings: ``register`` is read, and ``train.loss`` if the metric is the loss.
-        prepared: the dataset, which defines the task.
-        evaluation: of the model; the recall of its classes is read.
-        candidate: the model's predictions for the test rows.
-        champion: the current champion, or None.
+    ``register`` is read, ``train.loss`` if the metric is the loss, and the recall of the evaluation's classes.
     """
     missed = _limits_missed(settings.register_, prepared, evaluation, candidate)
     if champion is None:
         return Judgement(promoted=not missed, reason=missed or "the first model that passes the gate")
     if champion.predictions is None:
         return Judgement(promoted=False, reason=champion.why_not or "", against=champion.version)
-    found = _compare(settings, prepared, candidate, champion)
+    found = _compare(settings, prepared, candidate, champion, champion.predictions)
     refused = missed or _not_better(settings.register_, found)
     figures = _figures(settings.register_, found)
     return found.model_copy(
@@ -202,15 +185,17 @@ def _mean(_: object, each: npt.NDArray[Any]) -> float:
 
 
 def _compare(
-    settings: config.Settings, prepared: PreparedDataset, candidate: Predictions, champion: Champion
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    candidate: Predictions,
+    champion: Champion,
+    before: Predictions,
 ) -> Judgement:
     """Return the results of both models, without a decision."""
-    if champion.predictions is None:
-        raise ValueError("the champion has no outputs")
     name, confidence = settings.register_.metric.removeprefix("test/"), settings.register_.confidence
     better = metrics.better(settings.register_.metric)
     labels = candidate.labels
-    now, was = (one.outputs.astype(np.float64) for one in (candidate, champion.predictions))
+    now, was = (one.outputs.astype(np.float64) for one in (candidate, before))
     measure: evidence.Measure = _mean
     if name == "accuracy":
         now, was = (outputs.argmax(axis=1) == labels for outputs in (now, was))

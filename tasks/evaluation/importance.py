@@ -22,9 +22,6 @@ ROWS, PLACES = 1000, 100_000
 DEVIATIONS = 2.262157
 """The two-sided 95% quantile of Student's t with 9 degrees of freedom."""
 
-Predict = Callable[[Mapping[str, npt.NDArray[Any]]], npt.NDArray[Any]]
-"""Takes features as prepared, each (n, *shape); returns the outputs, (n, num_outputs)."""
-
 
 def is_measured(prepared: PreparedDataset) -> bool:
     """Return whether a dataset is a table of several columns without images, because an image model would take minutes
@@ -37,7 +34,7 @@ def is_measured(prepared: PreparedDataset) -> bool:
 def measure(
     test: TestExamples,
     labels: npt.NDArray[Any],
-    predict: Predict,
+    predict: Callable[[Mapping[str, npt.NDArray[Any]]], npt.NDArray[Any]],
     metric: str,
     of_predictions: evidence.Measure,
     better: Literal["higher", "lower"],
@@ -45,15 +42,8 @@ def measure(
     """Return the importance of each column in descending order.
 
     Each repeat draws test rows with replacement and shuffles the values of each column among them, so the interval
-    covers the randomness of both the test rows and the shuffling.
-
-    Args:
-        test: the test split.
-        labels: of its examples.
-        predict: the model's predictions.
-        metric: the name of a metric, such as test/accuracy.
-        of_predictions: the metric.
-        better: whether higher or lower values of the metric are better.
+    covers the randomness of both the test rows and the shuffling. ``predict`` takes features as prepared, each
+    (n, *shape), and returns outputs, (n, num_outputs); ``metric`` is the name of ``of_predictions``.
     """
     sign = 1.0 if better == "higher" else -1.0
     places = sum(int(np.prod(array.shape[1:])) for array in test.arrays.values())

@@ -30,8 +30,6 @@ PIXELS = 64
 QUARTERS = ("lowest quarter", "second quarter", "third quarter", "highest quarter")
 MEASURES: dict[Task, str] = {"classification": "accuracy", "multilabel": "labels right", "regression": "mae"}
 """The name of a slice's mean of ``scores``."""
-
-
 MISSING, UNKNOWN = "missing", "unknown"
 """Names of the slices for a missing category, and for categories that the training split does not have."""
 
@@ -161,13 +159,7 @@ def every(
     task: Task, class_names: Sequence[str], labels: npt.NDArray[Any], test: TestExamples | None
 ) -> Iterator[Slice]:
     """Yield all slices, even with few examples: by class, by column, by brightness and original size of an image.
-
-    Args:
-        task: of the dataset.
-        class_names: of classes, or labels.
-        labels: of the test split, as in ``records.PreparedSplit``.
-        test: None if the test rows are unavailable; then only slices by class are returned.
-    """
+    If the test rows are unavailable, ``test`` is None and all slices are by class."""
     if task == "classification":
         for place, name in enumerate(class_names):
             yield Slice("class", name, labels == place)

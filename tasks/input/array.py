@@ -128,7 +128,6 @@ def _resident(
     put: Callable[[Any], Any] | None,
 ) -> tuple[Any, ...]:
     """Return all arrays as placed by ``put``, or as tensors on the current device; for the hashes see ``_mapped``."""
-
     if put is not None:
         import jax
 

@@ -1,4 +1,4 @@
-"""Augments and mixes training images and labels, as drawn for their places in the pass."""
+"""Augments and mixes training images and labels, with the random draws of their places in the pass."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -149,7 +149,7 @@ def _changed_by_own(images: Any, columns: Any, section: config.Augmentation) -> 
     function, lib = own_code.load(str(section.custom), OWN), pixels.library(images)
     if lib is np:
         return np.asarray(change(images, columns))
-    if keras.backend.backend() == "jax" and not pixels.is_like_numpy(lib):  # A stream is TensorFlow's.
+    if keras.backend.backend() == "jax" and not pixels.is_like_numpy(lib):  # TensorFlow reads a stream, also for JAX.
         changed = lib.numpy_function(lambda *arrays: np.asarray(change(*arrays)), [images, columns], lib.uint8)
         return lib.ensure_shape(changed, images.shape)
     return change(images, columns)

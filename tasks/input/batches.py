@@ -137,14 +137,14 @@ class Batches:
         return of_pass
 
     def arrays(self) -> Iterator[Batch]:
-        """Return this worker's batches in NumPy, one per step. The position is evaluated at the first batch."""
+        """Return this worker's batches in NumPy, one per step. The position is read with the first batch."""
         arrays: Iterator[Batch] = self.source.arrays(self)
         return arrays
 
     @cached_property
     def dataset(self) -> Any:
         """Of a stream: the ``tf.data.Dataset`` of batches, one element per replica of this worker. The position is
-        evaluated when an iteration starts, so one dataset serves all epochs."""
+        read when an iteration starts, so one dataset serves all epochs."""
         import tensorflow as tf
 
         # The functions do not need AutoGraph, whose conversion took 0.6 s of CPU time.
@@ -152,5 +152,4 @@ class Batches:
 
     def close(self) -> None:
         """Remove cached files. TensorFlow keeps this object alive, so nothing else would."""
-        if self.source is not None:
-            self.source.close()
+        self.source.close()

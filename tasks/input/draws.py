@@ -98,12 +98,8 @@ def _factor_columns(drawn: npt.NDArray[np.int64], section: config.Augmentation) 
 
 
 def _layer_columns(drawn: npt.NDArray[np.int64], level: float) -> list[Any]:
-    """Return the columns of a RandAugment layer, which applies one of its operations to each image.
-
-    Args:
-        drawn: the operation and its direction, int64 (4, n).
-        level: the strength as a share of each operation's maximum.
-    """
+    """Return the columns of a RandAugment layer, which applies one of its operations to each image, from numbers int64
+    (4, n); ``level`` is the strength as a share of each operation's maximum."""
     chosen = drawn[0] * len(RAND_AUGMENT) // ONE
     sign = np.where(drawn[1] < ONE // 2, -1, 1)
 

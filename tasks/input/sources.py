@@ -29,11 +29,7 @@ def training_batches(
 ) -> Batches:
     """Return this worker's part of the training batches, reshuffled in each pass, and augmented if set.
 
-    Args:
-        settings: ``input``, ``train.seed`` and ``train.steps_per_epoch`` are read.
-        prepared: the data.
-        global_batch_size: examples per step of all workers together.
-        share: of this worker.
+    ``input``, ``train.seed`` and ``train.steps_per_epoch`` are read. The global batch is that of all workers together.
 
     Raises:
         UserError: the batch is larger than the split, or the split does not exist.
@@ -84,11 +80,9 @@ def ordered_batches(
     )
 
 
-def augmented_examples(
-    settings: config.Settings, prepared: PreparedDataset, most: int = 4, versions: int = 7
-) -> npt.NDArray[np.uint8] | None:
-    """Return training images, evenly spread over the split, each with augmented versions: uint8
-    (images, 1 + versions, height, width, channels); None without augmentation.
+def augmented_examples(settings: config.Settings, prepared: PreparedDataset) -> npt.NDArray[np.uint8] | None:
+    """Return four training images, evenly spread over the split, each with seven augmented versions: uint8
+    (4, 8, height, width, channels); None without augmentation.
 
     Of several image features, only the first is used. ``input`` and ``train.seed`` are read.
     """
@@ -97,7 +91,7 @@ def augmented_examples(
     if name is None or not section.changes:
         return None
     split, rows = carve(prepared, settings.input.validation, settings.train.seed)["train"]
-    chosen = rows[np.linspace(0, len(rows) - 1, min(most, len(rows)), dtype=int)]
+    versions, chosen = 7, rows[np.linspace(0, len(rows) - 1, min(4, len(rows)), dtype=int)]
     # The arrays exist even if training reads a stream.
     x, *_ = ArraySource(prepared.splits[split], rows).mapped()
     images = (x[name] if isinstance(x, Mapping) else x)[chosen]

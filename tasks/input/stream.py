@@ -88,10 +88,8 @@ class StreamSource:
             return passes.map(lambda number: (number, first, stop))
 
         # Not nested, which would take 8 ms more at the start of each iteration.
-        dataset, num_replicas = (
-            tf.data.Dataset.from_tensors(0).flat_map(begin).flat_map(one_pass),
-            batches.share.num_replicas,
-        )
+        dataset = tf.data.Dataset.from_tensors(0).flat_map(begin).flat_map(one_pass)
+        num_replicas = batches.share.num_replicas
         if num_replicas > 1:
             dataset = dataset.flat_map(lambda *batch: _pieces(batch, num_replicas))
         if batches.prefetch == "auto":
@@ -105,9 +103,7 @@ class StreamSource:
     def _shards(self) -> tuple[builders.Shards, npt.NDArray[np.bool_]]:
         """Return the files of the split, and whether each record is used."""
         prepared = self.prepared
-        if prepared.raw_folder is None:
-            raise ValueError(f"{prepared.name} has no shards: sources.choose_source refuses a stream of it")
-        builder = builders.build(prepared.name, prepared.version, config.project_root() / prepared.raw_folder)
+        builder = builders.build(prepared.name, prepared.version, config.project_root() / str(prepared.raw_folder))
         held_out, split = prepared.held_out, self.split
         if held_out is not None and split == "test":
             split = "train"

@@ -49,9 +49,6 @@ def export(
     If the folder already contains the same export, write nothing.
 
     Args:
-        settings: uses ``model``, ``input``, ``train.seed`` and ``train.dtype_policy``.
-        prepared: the data with the test split for the comparison.
-        run: the run that trained the model.
         format: the name of a file in tasks/serving/formats/.
         checkpoint: which of the run's two models to export, ``latest`` or ``best``.
         folder: the absolute path of the new folder; None is a folder in the run's folder.
@@ -89,7 +86,7 @@ def export(
         with _explaining(what, target):
             examples = _examples(model, settings, prepared, None if exporter.rounds else MAX_BATCHES)
             _forget(package)
-            shipped = runpy.run_path(str(new / PROGRAM))["load"](new)  # By the file that goes with it.
+            shipped = runpy.run_path(str(new / PROGRAM))["load"](new)  # By the predict.py of the export.
             shutil.rmtree(new / package / "__pycache__", ignore_errors=True)
             labels, expected, found = _compare(shipped.compute, examples)
         # The scale of a regression's outputs depends on the unit.
@@ -141,11 +138,8 @@ def _load(settings: config.Settings, file: Path) -> Any:
 
 
 def _find_export(target: Path, format: str, run: Run, model_digest: str) -> ExportedModel | None:
-    """Return the manifest of a folder that already contains this export; None if the folder does not exist.
-
-    Raises:
-        UserError: the folder contains anything else. An existing folder is never overwritten.
-    """
+    """Return the manifest of a folder that already contains this export; None if the folder does not exist. Refuse a
+    folder that contains anything else: an existing folder is never overwritten."""
     if not os.path.lexists(target):
         return None
     remedy = "Choose another folder: --to FOLDER; or remove it"
@@ -204,12 +198,7 @@ def _explaining(what: str, target: Path) -> Iterator[None]:
 def _examples(
     model: Any, settings: config.Settings, prepared: PreparedDataset, batches: int | None
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield batches of the test split, up to a number if it is given: inputs, labels, and Keras' outputs.
-
-    Raises:
-        UserError: the data have another shape than the training data.
-        StratagemError: the outputs are not finite.
-    """
+    """Yield batches of the test split, up to a number if it is given: inputs, labels, and Keras' outputs."""
     with contextlib.closing(sources.ordered_batches(settings, prepared, "test", BATCH_SIZE)) as test:
         for batch, labels, *_ in itertools.islice(test.arrays(), batches):
             try:
@@ -228,11 +217,7 @@ def _examples(
 
 
 def _compare(exported: Callable[[Any], Any], examples: Iterable[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
-    """Return the labels of the examples, and the outputs of Keras and of the files.
-
-    Raises:
-        StratagemError: the outputs have different shapes.
-    """
+    """Return the labels of the examples, and the outputs of Keras and of the files."""
     all_labels, all_expected, all_found = [], [], []
     for batch, labels, expected in examples:
         found = np.asarray(exported(batch), np.float64)

@@ -12,8 +12,7 @@ from tasks import config
 from tasks.evaluation import predictions
 from tasks.records import EvaluationResult, PreparedDataset, Run
 from tasks.runs import lineage
-from tasks.system import files
-from tasks.system.errors import StratagemError, UserError, listed, one_line
+from tasks.system.errors import StratagemError, UserError, listed
 from tasks.tracking.models import fetch_model
 from tasks.tracking.store import is_own_store, store_uri
 from tasks.tracking.trained_models import TrainedModel
@@ -45,13 +44,8 @@ def tolerance(run: Run, evaluation: EvaluationResult) -> float:
 
 
 def through_mlflow(place: str, load: Loader, prepared: PreparedDataset, rows: Sequence[int]) -> npt.NDArray[Any]:
-    """Return the outputs of a logged model, loaded by ``mlflow.pyfunc`` as in a model server.
-
-    Args:
-        place: the model's artifact location.
-        load: loads it and computes the outputs.
-        prepared: the data with the test rows.
-        rows: the indices of the test rows to use.
+    """Return the outputs of the logged model at an artifact location for these test rows. ``mlflow.pyfunc`` loads it,
+    as in a model server.
 
     Raises:
         StratagemError: the model cannot be loaded, is damaged, or fails.
@@ -76,10 +70,6 @@ def of_version(
     only this project's code runs, and only modules that are allowed (``models.check_code``).
 
     Args:
-        name: the name of the registered model.
-        version: its number.
-        tags: the tags of the version.
-        load: loads it and computes the outputs.
         prepared: the data with the test rows, which are encoded as in the version's training; None uses zeros.
         rows: the indices of the test rows to use; None uses all.
 
@@ -92,8 +82,10 @@ def of_version(
         if found.module is not None and found.code is not None:
             if is_own_store():
                 root = found.code
-            elif _model_digest(found.keras_file, tags) != tags.get("model_digest"):
-                raise UserError(f"your code for it, {found.module}, has changed")
+            else:
+                digest = lineage.model_digest(found.keras_file, tags.get("weights_digest", ""), tags["model"])
+                if digest != tags.get("model_digest"):
+                    raise UserError(f"your code for it, {found.module}, has changed")
         inputs = _test_files(prepared)
         if prepared is not None and tags.get("takes_digest") != predictions.takes_digest(prepared):
             inputs = _encode_for(found, prepared, Path(folder))
@@ -102,11 +94,7 @@ def of_version(
 
 
 def _encode_for(found: TrainedModel, prepared: PreparedDataset, folder: Path) -> dict[str, Path]:
-    """Write the test rows into a folder in the encoding of a model with other categories, columns or image sizes.
-
-    Raises:
-        UserError: its outputs have another meaning, or it only takes arrays.
-    """
+    """Write the test rows into a folder in the encoding of a model with other categories, columns or image sizes."""
     from tasks.data import kinds  # With pandas, which no other registration needs.
 
     theirs, ours = found.target, prepared.target
@@ -119,11 +107,7 @@ def _encode_for(found: TrainedModel, prepared: PreparedDataset, folder: Path) ->
 
 
 def check(outputs: npt.NDArray[Any], prepared: PreparedDataset, rows: Sequence[int] | None = None) -> None:
-    """Refuse outputs with a wrong shape or values that are not finite.
-
-    Raises:
-        StratagemError: names the fault.
-    """
+    """Raise ``StratagemError`` if outputs have a wrong shape or values that are not finite."""
     count = prepared.splits["test"].num_examples if rows is None else len(rows)
     if outputs.shape != (count, prepared.target.num_outputs):
         raise StratagemError(f"its outputs have the shape {outputs.shape}")
@@ -131,11 +115,7 @@ def check(outputs: npt.NDArray[Any], prepared: PreparedDataset, rows: Sequence[i
 
 
 def check_numbers(outputs: npt.NDArray[Any]) -> None:
-    """Refuse numbers that are not finite; the outputs of another program's model may be texts.
-
-    Raises:
-        StratagemError: the outputs are not finite.
-    """
+    """Raise ``StratagemError`` if numbers are not finite; the outputs of another program's model may be texts."""
     if np.issubdtype(outputs.dtype, np.number) and not np.isfinite(outputs).all():
         raise StratagemError("its outputs are not finite numbers")
 
@@ -143,14 +123,8 @@ def check_numbers(outputs: npt.NDArray[Any]) -> None:
 def difference(
     found: npt.NDArray[Any], evaluated: npt.NDArray[Any], rows: Sequence[int], tolerance: float
 ) -> str | None:
-    """Return how a model's outputs differ from its evaluation, as the end of a sentence; None if they do not.
-
-    Args:
-        found: the new outputs, (rows, num_outputs).
-        evaluated: the evaluation's outputs for all test rows.
-        rows: the indices of the rows in ``found``.
-        tolerance: the allowed difference in standard deviations of ``evaluated``.
-    """
+    """Return how a model's outputs for these rows differ from its evaluation's outputs, those for all test rows, as the
+    end of a sentence; None if they do not. The tolerance is in standard deviations of the evaluation's outputs."""
     expected = evaluated[rows].astype(np.float64)
     if found.shape != expected.shape:
         return f"its outputs have the shape {found.shape}, not {expected.shape} as in its evaluation"
@@ -165,13 +139,6 @@ def difference(
         f"its outputs differ from those of its evaluation by {distance:.2g} standard deviations among {len(rows)} test "
         f"rows; at most {tolerance:g} is allowed"
     )
-
-
-def _model_digest(file: Path, tags: Mapping[str, str]) -> str:
-    try:
-        return lineage.model_digest(file, tags.get("weights_digest", ""), tags["model"])
-    except (AttributeError, *files.DAMAGED_FILE) as error:  # Its sha256 is right: somebody registered no model.
-        raise UserError(f"its .keras file in MLflow cannot be read ({one_line(error)})") from None
 
 
 def _test_files(prepared: PreparedDataset | None) -> dict[str, Path]:

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +52,8 @@ OutputsFunction = Callable[[Any], tuple[list[Share], dict[str, int]]]
 
 def compute(settings: config.Settings, prepared: PreparedDataset, strategy: Strategy, arrays: Arrays) -> Outputs:
     """Return the outputs of a checkpoint's model for all test examples. Every worker of a cluster calls this and gets
-    the same result.
-
-    Args:
-        settings: uses ``model``, ``input``, ``evaluate`` and ``train.seed``.
-        prepared: the data.
-        strategy: the strategy whose devices compute.
-        arrays: the arrays of a checkpoint; uses its group ``model``.
+    the same result. It reads ``model``, ``input``, ``evaluate`` and ``train.seed`` of the settings, and the group
+    ``model`` of the arrays.
 
     Raises:
         UserError: the checkpoint belongs to another model.
@@ -116,11 +112,11 @@ def _function_on_tensorflow(model: Any, strategy: Strategy) -> OutputsFunction:
 
     def part(x: Any) -> tuple[Any, Any]:
         if num_replicas > 1:
-            with tf.device("/device:CPU:0"):  # A replica's device gets its own share alone.
+            with tf.device("/device:CPU:0"):  # Each replica's device gets only its own share.
                 size, replica = tf.shape(tf.nest.flatten(x)[0])[0], strategy.local_replica()
                 first, last = size * replica // num_replicas, size * (replica + 1) // num_replicas
                 x = tf.nest.map_structure(lambda one: one[first:last], x)
-        return _call(model, x)
+        return _call(model, _state(model), x)
 
     # Keras does not convert models with AutoGraph either, and AutoGraph's search for code takes 0.09 s.
     @tf.function(autograph=False, reduce_retracing=True)
@@ -148,9 +144,9 @@ def _function_on_tensorflow(model: Any, strategy: Strategy) -> OutputsFunction:
     return function
 
 
-def _call(model: Any, x: Any) -> tuple[Any, Any]:
+def _call(model: Any, state: Any, x: Any) -> tuple[Any, Any]:
     """Return the outputs of a batch, and the sum of the model's own losses, which Keras' ``predict`` omits."""
-    outputs, _, losses = model.stateless_call(*_state(model), x, training=False, return_losses=True)
+    outputs, _, losses = model.stateless_call(*state, x, training=False, return_losses=True)
     return outputs, sum(losses, keras.ops.zeros([]))
 
 
@@ -164,12 +160,7 @@ def _function_on_jax(model: Any, strategy: Strategy) -> OutputsFunction:
     import jax
     from jax.experimental import multihost_utils
 
-    state = _state(model)
-
-    @jax.jit
-    def compiled(trainable: Any, others: Any, x: Any) -> tuple[Any, list[Any]]:
-        outputs, _, losses = model.stateless_call(trainable, others, x, training=False, return_losses=True)
-        return outputs, losses
+    state, compiled = _state(model), jax.jit(partial(_call, model))
 
     def whole(array: Any) -> Any:
         if array.is_fully_addressable:
@@ -178,8 +169,8 @@ def _function_on_jax(model: Any, strategy: Strategy) -> OutputsFunction:
 
     def function(x: Any) -> tuple[list[Share], dict[str, int]]:
         size = len(keras.tree.flatten(x)[0])
-        outputs, losses = compiled(*state, strategy.place_batch(x, size))
-        share = whole(outputs).astype("float64"), sum(float(whole(loss)) for loss in losses)
+        outputs, own_loss = compiled(state, strategy.place_batch(x, size))
+        share = whole(outputs).astype("float64"), float(whole(own_loss))
         shards = outputs.addressable_shards
         return [share], {f"{one.device.platform}:{one.device.id}": len(one.data) for one in shards}
 

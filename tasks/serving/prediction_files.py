@@ -155,14 +155,11 @@ def _figure(told: Mapping[str, Any], picture: npt.NDArray[np.uint8] | None) -> s
     for name, value in told.items():
         if name.startswith("prediction"):
             of = f"{escape(name.partition(':')[2])} " if ":" in name else ""
-            said.append(f"{of}<b>{escape(_word(value))}</b>")
+            word = units.number(value, 4) if isinstance(value, float) else str(value)
+            said.append(f"{of}<b>{escape(word)}</b>")
         elif name.startswith("probability") and ":" not in name:
             said[-1] += f" {value:.4f}"
     return f"<figure>{image}{'<br>'.join(said)}<br><small>{escape(place)}</small></figure>\n"
-
-
-def _word(value: Any) -> str:
-    return units.number(value, 4) if isinstance(value, float) else str(value)
 
 
 def _png(picture: npt.NDArray[np.uint8]) -> str:

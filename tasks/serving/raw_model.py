@@ -38,11 +38,7 @@ class RawModel:
     """
 
     def __init__(self, found: TrainedModel, workers: Callable[..., Iterable[Any]] = map) -> None:
-        """Load a model, in Keras' safe mode.
-
-        Args:
-            found: its files.
-            workers: see ``encoding.Encoder``.
+        """Load a model from its files, in Keras' safe mode; for ``workers`` see ``encoding.Encoder``.
 
         Raises:
             UserError: Keras cannot load it.
@@ -65,11 +61,7 @@ class RawModel:
         )
 
     def outputs(self, features: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float32]:
-        """Return the model's outputs for n examples, float32 (n, num_outputs).
-
-        Args:
-            features: the features as prepared, each (n, *shape).
-        """
+        """Return the model's outputs, float32 (n, num_outputs), for features as prepared, each (n, *shape)."""
         if not len(next(iter(features.values()))):
             return np.zeros((0, self.target.num_outputs), np.float32)
         return np.asarray(self._model.predict_on_batch(as_input(features)), np.float32)

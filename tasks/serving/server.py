@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import socket
 import threading
 import time
 import warnings
@@ -25,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 import uvicorn
 from PIL import Image
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tasks.config import CHAMPION
 from tasks.data.encoding.answers import as_taken
@@ -39,8 +39,6 @@ MAX_BYTES = 8 * 2**20
 """The limit for a request: Python's JSON reader lets no other thread run."""
 MAX_ROWS = 10_000
 """The limit for a request."""
-UPLOAD_SECONDS = 30.0
-"""The time for the head of a request, and the time for its body."""
 SMALL = 64 * 2**10
 MOST_AT_ONCE = 256
 """The maximum number of examples in one call of the model or in one part of an answer, so that a large request does not
@@ -143,7 +141,7 @@ class Served:
             from tasks.tracking.models import find_version
 
             version = find_version(self.address)
-        except Exception as error:  # Whatever a registry raises, the next look may find it well.
+        except Exception as error:  # Registries raise many types; the next attempt may succeed.
             return f"{self.address} cannot be looked up ({error})"
         name = f"{version.name}/{version.version}"
         if name == self.model.name:
@@ -155,7 +153,7 @@ class Served:
         try:
             model = raw_model.load(f"models:/{name}")
             warm(model)
-        except Exception as error:  # Whatever is wrong with the new one, the old one answers.
+        except Exception as error:  # Whatever is wrong with the new version, the old one continues to answer.
             why = f"{name} is {self.address} now, but cannot be served ({type(error).__name__}: {error})"
             self._failed = (name, why, time.monotonic() + RETRY_SECONDS)
             return why
@@ -277,20 +275,17 @@ def application(served: Served, batches: RequestBatcher) -> Application:
         headers = {"x-model": quote(model.name)}
         try:
             told, body = _answers_as(model, request.query_params), bytearray()
-            async with asyncio.timeout(UPLOAD_SECONDS):
-                async for part in request.stream():
-                    body += part
-                    if len(body) > MAX_BYTES:
-                        message = f"a request has at most {MAX_BYTES:,} bytes: send several with fewer rows each"
-                        return JSONResponse({"message": message}, 413, headers)
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BYTES:
+                    message = f"a request has at most {MAX_BYTES:,} bytes: send several with fewer rows each"
+                    return JSONResponse({"message": message}, 413, headers)
             read = functools.partial(read_request, model, request.headers.get("content-type", ""), bytes(body))
             # Parsing a small request takes less time than passing it to a thread.
             features = read() if len(body) < SMALL else await asyncio.to_thread(read)
         except BadRequest as error:
             answer = {"error_code": "BAD_REQUEST", "message": str(error), "expected": schema(model)}
             return JSONResponse(answer, 400, headers)
-        except TimeoutError:
-            return JSONResponse({"message": f"the request was not complete after {UPLOAD_SECONDS:.0f} s"}, 408, headers)
         except ClientDisconnect:
             log.warning("a client disconnected after %d bytes of its request", len(body))
             return Response(status_code=400)
@@ -318,19 +313,15 @@ def application(served: Served, batches: RequestBatcher) -> Application:
 
 
 def _as_json(told: Meaning | None, outputs: npt.NDArray[np.float32]) -> str:
-    """Return the answers for examples as JSON, without the brackets around them."""
-    return json.dumps(_predictions(told, outputs))[1:-1]
-
-
-def _predictions(told: Meaning | None, outputs: npt.NDArray[np.float32]) -> list[Any]:
-    """Return the answer for each example; None for NaN and infinity, which JSON cannot represent."""
+    """Return the answers for examples as JSON, without the brackets around them; null for NaN and infinity, which JSON
+    cannot represent."""
     finite = np.asarray(np.isfinite(outputs).all(axis=1)).tolist()
     if told is None:
         rows: list[Any] = outputs.tolist()
     else:
         columns = told(np.nan_to_num(outputs))
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return [row if is_finite else None for row, is_finite in zip(rows, finite, strict=True)]
+    return json.dumps([row if is_finite else None for row, is_finite in zip(rows, finite, strict=True)])[1:-1]
 
 
 def _answers_as(model: RawModel, wanted: Mapping[str, str]) -> Meaning | None:
@@ -341,47 +332,6 @@ def _answers_as(model: RawModel, wanted: Mapping[str, str]) -> Meaning | None:
     if re.fullmatch(r"[1-9][0-9]{0,5}", top_k) is None:
         raise BadRequest(f"top_k = '{top_k[:20]}': set the number of classes in the answer, 1 or more")
     return meaning(model.target, int(top_k), "probabilities" in wanted)
-
-
-class Connection(H11Protocol):
-    """A connection, which ends if its client does not complete the head of a request in ``UPLOAD_SECONDS``. uvicorn
-    itself waits forever for the first request, and for the rest of a head."""
-
-    deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request."""
-        super().connection_made(transport)
-        self._wait()
-
-    def on_response_complete(self) -> None:
-        """Wait for the next request."""
-        super().on_response_complete()
-        self._wait()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
-        super().connection_lost(exc)
-        if self.deadline is not None:
-            self.deadline.cancel()
-
-    def _wait(self) -> None:
-        if self.deadline is not None:
-            self.deadline.cancel()
-        self.deadline = self.loop.call_later(UPLOAD_SECONDS, self._end)
-
-    def _end(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.close()
-
-
-def make_server(asked: Application) -> uvicorn.Server:
-    """Return the HTTP server of an application."""
-    return uvicorn.Server(
-        uvicorn.Config(
-            asked, http=Connection, access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=30
-        )
-    )
 
 
 def serve(model: str | None, port: int, poll_seconds: float, tell: Callable[[dict[str, Any]], object]) -> None:
@@ -396,8 +346,6 @@ def serve(model: str | None, port: int, poll_seconds: float, tell: Callable[[dic
     Raises:
         UserError: the model does not exist, or the port is in use.
     """
-    import socket
-
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     served, ended = Served(model), threading.Event()
     # `create_server` makes sockets without a protocol, for which asyncio delays small answers by 40 ms (Nagle's
@@ -414,7 +362,9 @@ def serve(model: str | None, port: int, poll_seconds: float, tell: Callable[[dic
     asked = guarded(application(served, RequestBatcher()), os.environ["STRATAGEM_KEY"])
     if served.address.startswith("models:") and "@" in served.address:
         threading.Thread(target=served.follow, args=(poll_seconds, ended), daemon=True).start()
-    server = make_server(asked)
+    server = uvicorn.Server(
+        uvicorn.Config(asked, access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=30)
+    )
     tell({"model": served.model.name, "port": port})
     with listening:
         server.run([listening])

@@ -275,8 +275,6 @@ def test_a_slice_of_test_rows_that_are_gone_is_not_above_its_floor(towns) -> Non
     Path(data.splits["test"].features["categories"]).unlink()
     found = gate.judge(load("register.floors={'town: Bern': 0.5}"), data, evaluation(), given, None)
     assert (found.promoted, found.reason) == (False, "register.floors: these test rows have no slice 'town: Bern'")
-    with pytest.raises(UserError, match=r"test rows are missing or damaged\. Rebuild it: stratagem data prepare"):
-        gate.check(load("register.floors={'town: Bern': 0.5}"), data)
 
 
 def test_a_metric_that_says_nothing_is_no_evidence() -> None:
