@@ -26,10 +26,8 @@ def download(dataset: config.Dataset) -> DatasetManifest:
     """Download, verify and prepare a TFDS dataset in data/<name>/raw, unless this is already done.
 
     An archive comes from ``dataset.downloads``, else from TFDS' cache in raw/downloads, else from its URL; it must have
-    the size and sha256 that TFDS registers.
-
-    Returns:
-        The manifest, which is also in raw/manifest.json: written last, and equal on all machines.
+    the size and sha256 that TFDS registers. Return the manifest, which is also in raw/manifest.json: written last, and
+    equal on all machines.
 
     Raises:
         UserError: unknown dataset, damaged archive, no network, or a folder that cannot be written.
@@ -38,7 +36,7 @@ def download(dataset: config.Dataset) -> DatasetManifest:
     root = config.project_root()
     folder = root / "data" / dataset.name
     raw = folder / "raw"
-    import tensorflow as tf  # Not above: what is refused early needs none of it.
+    import tensorflow as tf  # Here, because `refuse_early` does not need it.
 
     # Before any write, so that a wrong name or version leaves no files.
     builders.build(dataset.name, dataset.version, raw, dataset.builder)
@@ -54,7 +52,7 @@ def download(dataset: config.Dataset) -> DatasetManifest:
         raise errors.DownloadError(
             f"dataset {dataset.name}: the download was interrupted ({error}). Run it again"
         ) from None
-    except tf.errors.ResourceExhaustedError:  # As TensorFlow says that a disk is full.
+    except tf.errors.ResourceExhaustedError:  # TensorFlow's error for a full disk.
         raise files.full_disk_error(folder.relative_to(root)) from None
     except ImportError as error:
         raise UserError(f"dataset {dataset.name} needs a package that is not installed: {error}") from None
@@ -104,7 +102,7 @@ def _make(dataset: config.Dataset, folder: Path) -> dict[str, Any]:
             settings = tfds.download.DownloadConfig(
                 # A new folder each time: Fashion-MNIST after MNIST in one extract_dir holds MNIST's images.
                 extract_dir=scratch / "extracted",
-                manual_dir=_brought(dataset),  # TFDS takes what it needs from there, after a look at its sha256.
+                manual_dir=_brought(dataset),  # TFDS checks the sha256 of the archives that it uses from there.
                 try_download_gcs=False,
             )
             builder.download_and_prepare(download_dir=downloads, download_config=settings)
@@ -216,7 +214,7 @@ def _no_answer(url: str) -> str | None:
         with requests.get(url, stream=True, timeout=(3, 3)) as response:
             return f"HTTP status {response.status_code}" if response.status_code >= 400 else None
     except requests.ReadTimeout:
-        return None  # It is there, and slow.
+        return None  # The server exists, but is slow.
     except requests.RequestException as error:
         return type(error).__name__
 

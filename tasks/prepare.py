@@ -26,18 +26,12 @@ def prepare(dataset: config.Description) -> PreparedDataset:
     A split becomes <split>_<feature>s.npy for each feature, of its dtype, (n, *shape), <split>_labels.npy and, if
     examples have weights, <split>_weights.npy, see ``records.PreparedSplit``. <feature>_vocabulary.json contains the
     vocabulary of a feature, and test_metadata.json the metadata columns of the test split. The same source gives the
-    same bytes.
-
-    Args:
-        dataset: the description in data/<name>/params.yaml.
-
-    Returns:
-        The manifest, which is also in prepared/manifest.json.
+    same bytes. Return the manifest, which is also in prepared/manifest.json.
 
     Raises:
         UserError: the dataset's kind or its checks refuse the data, or the folder cannot be written.
     """
-    # Pillow warns about damaged EXIF data, without which it still reads the pixels.
+    # Pillow warns about damaged EXIF data, but reads the pixels.
     warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
     root = config.project_root()
     folder = root / "data" / dataset.name
@@ -166,7 +160,7 @@ class _Array:
     def finish(self) -> str:
         """Write the number of rows, flush and close; return the sha256 of the file."""
         self._file.seek(0)
-        self._write_header()  # As long as the one before: NumPy leaves room for any number of rows.
+        self._write_header()  # It keeps its length: NumPy leaves room for any number of rows.
         files.flush(self._file)
         self._file.close()
         return files.digest(self.path)
@@ -257,7 +251,7 @@ class _PixelMoments:
         self._count, self._sums, self._squares = 0, np.zeros(channels, np.int64), np.zeros(channels, np.int64)
 
     def add(self, images: npt.NDArray[Any]) -> None:
-        # Four times as fast as a histogram, and without Python's lock. 2**16 squares of bytes fit into 32 bits.
+        # Four times as fast as a histogram, and releases Python's lock. 2**16 squares of bytes fit into 32 bits.
         pixels, channels = images.reshape(len(images), -1), len(self._sums)
         dtype = np.uint32 if len(images) <= 2**16 else np.int64
         sums = np.einsum("ij->j", pixels, dtype=dtype, casting="unsafe")
@@ -284,13 +278,13 @@ class _Moments:
         self._count, self._mean, self._squares = 0, np.zeros(width), np.zeros(width)
 
     def add(self, rows: npt.NDArray[Any]) -> None:
-        if not len(rows):  # A block of which all images are broken: it has no mean.
+        if not len(rows):  # All images of the block are broken, so it has no mean.
             return
         count = self._count + len(rows)
         values = rows.astype(np.float64)
         mean = values.mean(0)
         apart = mean - self._mean
-        values -= mean  # A copy for each step would take half of the time.
+        values -= mean  # In place, because copies would take half of the time.
         self._squares += np.square(values, out=values).sum(0) + np.square(apart) * (self._count * len(rows) / count)
         self._mean += apart * (len(rows) / count)
         self._count = count

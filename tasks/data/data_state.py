@@ -21,13 +21,13 @@ def is_known(root: Path, name: str) -> bool:
 
 @contextlib.contextmanager
 def remembered(root: Path, name: str) -> Iterator[None]:
-    """Remember the state that the files have before DVC, called inside the block, looks at data/<name>. If DVC then
-    makes a file, their state is another one, and DVC looks again next time."""
+    """Record the state of data/<name> before the block, in which DVC runs. If DVC makes a file, the recorded state no
+    longer matches, and DVC runs again next time."""
     _record(root, name).unlink(missing_ok=True)
     before = _look(root, name)
     yield
     if before is not None:
-        with contextlib.suppress(OSError):  # Then DVC looks again next time.
+        with contextlib.suppress(OSError):  # Then DVC runs again next time.
             _record(root, name).write_text(before, encoding="utf-8")
 
 
@@ -53,7 +53,7 @@ def _states(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the state of a file, or of each file in a folder; for a link also that of its target."""
     if path.is_dir():
         if path.is_symlink():
-            raise OSError(f"{path} leads to another folder")  # Or round in a circle.
+            raise OSError(f"{path} leads to another folder")  # It may lead back here.
         for inside in path.iterdir():
             if inside.name != "__pycache__":
                 yield from _states(inside)

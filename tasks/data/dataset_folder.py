@@ -153,7 +153,7 @@ def _make(folder: Path, pipeline: str, kind: str, described: dict[str, Any]) -> 
         "dvc.yaml": pipeline,
         ".gitignore": GITIGNORE,
         READER: _reader(kind),
-        # Last: it says that the folder is whole.
+        # Last, because it marks the folder as complete.
         "params.yaml": "# What this dataset is.\n" + yaml.safe_dump({"dataset": described}, sort_keys=False),
     }
     for file, text in wanted.items():
@@ -250,8 +250,7 @@ def remove(folder: Path, root: Path) -> list[str]:
     Raises:
         UserError: it is not a dataset's folder, or it is a link.
     """
-    if not files.is_inside(folder, root):
-        raise UserError(f"{folder.relative_to(root)} is a link to another folder: remove the link yourself")
+    _refuse_link(folder, root)
     described = config.read_description(folder)
     files.remove_scratch([*folder.glob(".scratch.*"), *folder.glob(".prepared.*")], root)
     prepared_data.set_foreign_aside(folder.name)

@@ -33,7 +33,7 @@ def read_header(path: Path) -> Header | str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            # Pillow warns about damaged EXIF data, without which it still reads the pixels.
+            # Pillow warns about damaged EXIF data, but reads the pixels.
             warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
             with open_picture(path) as image:
                 width, height = image.size
@@ -47,11 +47,7 @@ def read_header(path: Path) -> Header | str:
 
 
 def _reason(path: Path, error: Exception) -> str:
-    """Return why a file is not a complete image.
-
-    Raises:
-        UserError: the file cannot be read, so the image is unknown.
-    """
+    """Return why a file is not a complete image; raise ``UserError`` if the file cannot be read."""
     if isinstance(error, OSError) and error.errno is not None:
         raise UserError(f"{path} cannot be read ({error.strerror}): make it readable, or remove it") from None
     if path.exists() and path.stat().st_size == 0:
@@ -78,10 +74,6 @@ def median_size(name: str, sizes: Sequence[tuple[int, int]]) -> tuple[tuple[int,
     """Return the height and width for images of different sizes, and a line that reports them.
 
     Each is the median, rounded to a multiple of ``STEP``; both shrink together until neither exceeds ``MAX_SIDE``.
-
-    Args:
-        name: of the dataset.
-        sizes: the height and width of each image.
     """
     height, width = (statistics.median_low(size[side] for size in sizes) for side in (0, 1))
     scale = min(1.0, MAX_SIDE / max(height, width))

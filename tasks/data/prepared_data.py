@@ -42,12 +42,11 @@ def verify(prepared: PreparedDataset) -> None:
     manifest = f"{prepared.folder}/manifest.json"
     version = prepared.data_version
     md5s = md5_by_file(version, root) if version is not None else None
-    changed = UserError(
-        f"{manifest} has changed: it does not belong to the data version {version} in "
-        f"data/{prepared.name}/dvc.lock. {remedy(prepared.name)}"
-    )
     if md5s is not None and md5s.get("manifest.json") != _digest(manifest, "md5", prepared.name):
-        raise changed
+        raise UserError(
+            f"{manifest} has changed: it does not belong to the data version {version} in "
+            f"data/{prepared.name}/dvc.lock. {remedy(prepared.name)}"
+        )
     if (found := load_or_none(PreparedDataset, root / manifest)) is None:
         raise UserError(f"{manifest} is missing or damaged. {remedy(prepared.name)}")
     if found != prepared.model_copy(update={"data_version": None}):
@@ -92,7 +91,7 @@ def md5_by_file(data_version: str, root: Path) -> dict[str, str] | None:
     """Return the md5 of each file of a data version from DVC's listing in the cache; None without a listing."""
     try:
         listing = (root / LISTINGS / data_version[:2] / f"{data_version[2:]}.dir").read_bytes()
-    except OSError:  # The cache lies elsewhere, or a clone has none.
+    except OSError:  # The cache is elsewhere, or a clone has none.
         return None
     if hashlib.md5(listing, usedforsecurity=False).hexdigest() != data_version:
         return None
@@ -119,7 +118,7 @@ def _digest(path: str, algorithm: str, name: str) -> str:
         raise UserError(f"{path}: cannot be read ({error.strerror}). {remedy(name)}") from None
 
 
-@lru_cache(maxsize=1024)  # The stages of one run look at the same files, one after the other.
+@lru_cache(maxsize=1024)  # Each stage of a run verifies the same files.
 def _digest_once(path: Path, algorithm: str, signature: tuple[int, ...]) -> str:
     return files.digest(path, algorithm)
 

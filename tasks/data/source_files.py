@@ -29,7 +29,7 @@ def kind_of(source: str) -> str:
             has_arrays = any(file.suffix == ".npy" and not is_by_product(file.name) for file in path.iterdir())
             return "arrays" if has_arrays else "image_folder"
         path.exists()
-    except OSError as error:  # It is another user's, or its name is too long.
+    except OSError as error:  # Another user owns it, or its name is too long.
         raise UserError(f"SOURCE = '{cut(source)}': cannot be read ({error.strerror})") from None
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         return SUFFIXES[path.suffix.lower()]
@@ -57,8 +57,8 @@ def refuse_unreadable(source: str, root: Path) -> None:
     """Check all files and folders in the source of a dataset before DVC opens it.
 
     Raises:
-        UserError: names what is neither a file nor a folder, is unreadable, has a name that DVC cannot write, or is a
-            link to a folder, whose changes DVC would not detect.
+        UserError: a path is neither a file nor a folder, is unreadable, has a name that DVC cannot write, or is a link
+            to a folder, whose changes DVC would not detect.
     """
     if "${" in source:
         raise UserError(
@@ -67,7 +67,7 @@ def refuse_unreadable(source: str, root: Path) -> None:
     whole = str(root / source)
     places = [os.path.join(place, name) for place, *names in os.walk(whole) for own in names for name in own]
     wrong = {os.path.relpath(path, whole): reason for path in places or [whole] if (reason := _unreadable(path))}
-    if wrong and os.path.lexists(whole):  # In a clone it may be missing; the kind of dataset says so.
+    if wrong and os.path.lexists(whole):  # In a clone it may be missing, which the kind of dataset reports.
         named = listed([f"{path} ({reason})" for path, reason in sorted(wrong.items())])
         raise UserError(
             f"dataset.source = '{source}': {len(wrong)} of its files and folders cannot be used: {named}. Replace "

@@ -79,7 +79,6 @@ def by_class(
 
     Args:
         labels: the class of each example, integers (n,).
-        names: of the classes.
         dataset: its ``seed`` chooses the rows.
         counts: the sizes of the test and the validation split, unless they are not drawn.
         named_target: the column of the classes, for the message.
@@ -88,7 +87,7 @@ def by_class(
         UserError: a class has fewer than two examples.
     """
     left, parts = np.ones(len(labels), bool), {}
-    # Each with another seed, because the first rows of both draws would have the same words.
+    # Each split has its own seed, because the first rows of both draws would have the same words.
     for seed, name in enumerate(("test", "validation"), dataset.seed):
         if name not in counts:
             continue
@@ -118,7 +117,6 @@ def by_group(groups: Rows, seed: int, counts: Mapping[str, int]) -> Parts:
 
     Args:
         groups: the group of each row, numbered from 0 without gaps, int64 (n,), with more groups than counts.
-        seed: of the draw.
         counts: the size of each split except the training split.
     """
     sizes = np.bincount(groups)

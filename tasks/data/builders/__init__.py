@@ -25,15 +25,11 @@ from tasks.system.errors import UserError, cut, one_of
 DECODED = 8
 
 
-def find_builder(folder_name: str, own: str | None = None) -> tuple[Any, str | None]:
+def find_builder(folder_name: str, own: str | None) -> tuple[Any, str | None]:
     """Return the ``tfds.core.DatasetBuilder`` class of a name, and the configuration in the name, or None.
 
     The user's own builder comes first, then a file of this folder. ``cmaterdb.bangla`` is the configuration ``bangla``
-    of ``cmaterdb``.
-
-    Args:
-        folder_name: of the dataset's folder in data/.
-        own: the user's ``module:Class``; by default the one in data/<name>/params.yaml.
+    of ``cmaterdb``. ``own`` is the user's ``module:Class``, by default the one in data/<name>/params.yaml.
 
     Raises:
         UserError: neither the user nor this folder nor TFDS has such a builder.
@@ -70,7 +66,6 @@ def build(name: str, version: str | None, data_dir: Path, own: str | None = None
     """Return a ``tfds.core.DatasetBuilder`` with usable supervised keys, see ``supervised``.
 
     Args:
-        name: of the dataset's folder, see ``find_builder``.
         version: a version that the builder supports; None is the newest.
         data_dir: TFDS' folder; the builder's ``info`` describes what it already holds.
         own: see ``find_builder``.
@@ -86,7 +81,7 @@ def build(name: str, version: str | None, data_dir: Path, own: str | None = None
     try:
         builder = kind(data_dir=data_dir, config=configuration, version=version)
         features, keys = builder.info.features, builder.info.supervised_keys
-    except Exception as error:  # No such version; or its description is a matter of the network.
+    except Exception as error:  # No such version, or the description needs the network.
         if (damaged := files.damaged_json((data_dir / kind.name).rglob("*.json"))) is not None:
             raise UserError(
                 f"{damaged} is damaged. Remove it, and TFDS makes it again: rm {shlex.quote(str(damaged))}"
@@ -167,7 +162,7 @@ def _learnable(given: dict[Place, Any], wanted: dict[Place, Any]) -> Supervised 
     rest = {place: one for place, one in given.items() if place not in wanted}  # penguins/simple gives its target, too.
     usable = {kind_of(one) for one in rest.values() if is_column(one)}
     found = Supervised(kind or "", rest, wanted)
-    # Text from text is generation, such as translation.
+    # A text that is learned from a text is generated, as in a translation.
     if kind is None or not (usable or found.is_of_images) or (usable == {"text"} and kind == "text"):
         return None
     return found
@@ -230,8 +225,6 @@ def columns(builder: Any, split: str, places: Collection[Place], size: int) -> I
     files, or a list for labels.
 
     Args:
-        builder: a dataset on disk.
-        split: its name.
         places: of the features; only these are parsed.
         size: how many examples to yield at once; the last part may have fewer.
     """

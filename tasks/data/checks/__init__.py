@@ -57,13 +57,13 @@ def find_check(name: str) -> Check:
     return check
 
 
-def offenders(data: Data, places: Sequence[Place], twins: Sequence[Place] = (), note: str = "") -> list[Offender]:
+def offenders(data: Data, places: Sequence[Place], twins: Sequence[Place] = ()) -> list[Offender]:
     """Return the records of ``MOST_OFFENDERS`` examples, with their ``twins`` if there are any."""
     found = []
     for number, (split, row) in enumerate(places[:MOST_OFFENDERS]):
         twin = twins[number] if twins else None
-        told = f"like {data.named(*twin)}" if twin else note
-        found.append(Offender(name=data.named(split, row), split=split, row=row, note=told, twin=twin))
+        note = f"like {data.named(*twin)}" if twin else ""
+        found.append(Offender(name=data.named(split, row), split=split, row=row, note=note, twin=twin))
     return found
 
 
@@ -78,8 +78,6 @@ def judge(
     """Check a prepared dataset, print findings, and write statistics, findings and pictures.
 
     Args:
-        dataset: its ``checks`` set the action for each finding.
-        prepared: its record.
         arrays: the temporary folder of its arrays.
         report: the folder to create; data without examples have none.
         name_of: takes split and row, returns the example's name in the source.

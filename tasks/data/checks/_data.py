@@ -244,14 +244,14 @@ class Data:
                     values = block if is_text else block[:, number]
                     own += np.bincount(values.ravel(), minlength=len(own))
             for column, own, known in zip([name] if is_text else self.columns(name), counts, texts, strict=True):
-                first = 1 if is_text else 0  # The rest of a short text is not a word.
+                first = 1 if is_text else 0  # 0 pads a short text; it is not a word.
                 yield column, _counted(Counter(dict(zip(known[first:], own[first:].tolist(), strict=True))))
 
     def _some_rows(self, split: str, name: str) -> npt.NDArray[Any]:
         """Return the first columns of at most ``MOST_NUMBERS`` evenly spread rows of a feature of numbers."""
         rows = self.rows[split]
         some = rows[:: 1 + (len(rows) - 1) // MOST_NUMBERS]
-        parts = np.array_split(some, 1 + len(some) // 5_000)  # Each part maps its pages alone.
+        parts = np.array_split(some, 1 + len(some) // 5_000)  # Each part has its own map, so its pages do not stay.
         return np.concatenate([self.array(split, name)[part, :MOST_COLUMNS] for part in parts])
 
 

@@ -28,10 +28,10 @@ def _constant(data: Data, split: str) -> npt.NDArray[np.bool_]:
     for name in data.features("number", "category", "text"):
         first, constant = 0, np.zeros(len(found), bool)
         for block in data.blocks(split, name):
-            if data.prepared.features[name].kind == "number":  # One number alone is as good as any other.
+            if data.prepared.features[name].kind == "number":  # A single number always has information.
                 own = (block[:, 0] == block[:, -1]) & (block.shape[1] > 1)
                 own[own] = (block[own] == block[own, :1]).all(axis=1)  # Few rows are left.
-            else:  # 0 stands for nothing, 1 for what the training split does not have.
+            else:  # 0 means missing, 1 means that the training split does not have the value.
                 own = (block <= 1).all(axis=1)
             constant[first : first + len(own)] = own
             first += len(own)

@@ -76,7 +76,7 @@ def _binned(before: ColumnStatistics, now: ColumnStatistics) -> npt.NDArray[np.f
     for one in (before, now):
         quantiles = np.array(one.quantiles)
         first, last = (np.searchsorted(quantiles, edges, side) for side in ("left", "right"))
-        # An edge that is no quantile lies in the middle of two; an edge that equals several has their share.
+        # An edge between two quantiles counts as their middle; an edge that equals several has their share.
         below = np.where(first == last, first - 0.5, first) / 100
         up_to = np.where(first == last, last - 0.5, last - 1) / 100
         ends = np.clip(np.stack([below, up_to], axis=1).ravel(), 0, 1)

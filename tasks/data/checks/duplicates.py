@@ -16,7 +16,7 @@ def _find(data: Data) -> Found:
         again += [(split, row) for row in rows[later].tolist()]
         twins += [(split, row) for row in rows[first].tolist()]
     other = np.concatenate(others)
-    order = np.argsort(~other, kind="stable").tolist()  # Those that teach two things are the worst.
+    order = np.argsort(~other, kind="stable").tolist()  # Examples with two labels are the worst.
     return Found(
         value=len(again) / max(1, data.num_rows),
         text=f"{len(again):,} of {data.num_rows:,} examples repeat one of the same split, {other.sum():,} of them "

@@ -68,7 +68,7 @@ def _out_of_fold(inputs: npt.NDArray[np.float32], labels: npt.NDArray[np.int64])
     model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=200))
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # Near its end is good enough.
+        warnings.simplefilter("ignore", ConvergenceWarning)  # An approximate solution is good enough.
         found: npt.NDArray[np.float64] = cross_val_predict(model, inputs, labels, cv=folds, method="predict_proba")
     return found
 

@@ -19,7 +19,7 @@ def _find(data: Data) -> Found:
     digests = np.concatenate([*data.digests.values()])
     near, was_cut = _look_alike(data, images)
     near = near[digests[near[:, 0]] != digests[near[:, 1]]]
-    _, kept = np.unique(near[:, 1], return_index=True)  # An example counts once, with the first that it is like.
+    _, kept = np.unique(near[:, 1], return_index=True)  # An example counts once, with its first twin.
     again, twins = data.where(near[kept, 1]), data.where(near[kept, 0])
     across = [place for place, pair in enumerate(zip(again, twins, strict=True)) if pair[0][0] != pair[1][0]]
     order = [*across, *sorted(set(range(len(again))) - set(across))]

@@ -125,11 +125,8 @@ def _source(dataset: config.ImageFolder) -> Path:
 
 def _scan(dataset: config.ImageFolder) -> tuple[list[_Image], str | None]:
     """Return the images, all in ``train`` if the folder has no splits, sorted by split and class; and a line that
-    reports which folders were recognized as splits by their names, or left out.
-
-    Raises:
-        UserError: splits and classes that no model can be trained on.
-    """
+    reports which folders were recognized as splits by their names, or left out. Refuse splits and classes that no model
+    can be trained on."""
     source = _source(dataset)
     splits, line = _splits(dataset, source)
     roots = {_root_of_classes(folder): splits[_name(folder)] for folder in _folders(source) if _name(folder) in splits}

@@ -133,11 +133,8 @@ def _of_images(dataset: config.Tfds, builder: Any, manifest: DatasetManifest) ->
 
 
 def _unlabelled(dataset: config.Tfds, builder: Any) -> dict[str, int]:
-    """Return the number of examples without a class, for each split with labelled examples, and print it.
-
-    Raises:
-        UserError: no training example has a class.
-    """
+    """Return the number of examples without a class, for each split with labelled examples, and print it; refuse a
+    training split without labelled examples."""
     (place,) = builders.supervised(builder).wanted
     label_key = "/".join(place)  # As TFDS writes it.
     spec = {label_key: tf.io.FixedLenFeature((), tf.int64)}
