@@ -39,8 +39,8 @@ def evaluate(
     """Return the loss, the task's metrics, the metrics of each class or label, and, for classes, the confusion matrix.
 
     The loss is defined as ``validation/loss``: the run's loss plus the model's own losses (regularisation), in float64;
-    on JAX, in the floats of the training. Every example has weight 1, whatever its weight in training. The run's folder
-    keeps the model's outputs.
+    on JAX, in the precision of the training. Every example has weight 1, even if it had another in training.
+    The run's folder keeps the model's outputs.
 
     Args:
         settings: ``model``, ``input``, ``evaluate``, ``strategy``, ``train.loss``, ``train.dtype_policy`` and the

@@ -232,8 +232,8 @@ def _callbacks(
 ) -> tuple[Any, ...]:
     """Return a training's callbacks in the order in which they are called.
 
-    Only the chief has checkpoints, and callbacks for timing, tracking and display; None stands for one that is switched
-    off.
+    Only the chief has checkpoints, and callbacks for timing, tracking and display. Values that are not callbacks, such
+    as None, are dropped.
     """
     section, position = training.settings.train, training.position
     stopping = [ResumableEarlyStopping(section.early_stopping, position)] if section.early_stopping else []

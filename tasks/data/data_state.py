@@ -1,6 +1,6 @@
 """Detects, without starting DVC, whether a dependency or output of a dataset changed since DVC found it up to date.
 
-A `dvc repro` that has nothing to do takes 1.2 s of CPU time: imports, and a look at each file. DVC trusts the hash of a
+A `dvc repro` that has nothing to do takes 1.2 s of CPU time to import DVC and check each file. DVC trusts the hash of a
 file whose inode, size and time of change are the same, and so does this module; if one differs, DVC runs.
 """
 

@@ -66,7 +66,7 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> None:
     if unknown and target.class_names:
         raise UserError(one_of(f"class in {key}", unknown[0], target.class_names))
     if not named:
-        return  # No test row need be read.
+        return  # There is no need to read the test rows.
     labels = np.load(config.project_root() / prepared.splits["test"].labels, mmap_mode="r", allow_pickle=False)
     counts = {one.full_name: int(one.rows.sum()) for one in _slices(prepared, labels)}
     for name in named:

@@ -117,7 +117,7 @@ def load(reference: str | None, workers: Callable[..., Iterable[Any]] = map) -> 
         return RawModel(trained_models.find_trained_model(str(reference)), workers)
     from tasks.tracking.models import fetch_model
 
-    # Keras reads the whole file, so the copy can go: a server that follows an alias would fill the disk otherwise.
+    # Keras reads the whole file, so the copy is removed: a server that follows an alias would fill the disk.
     with tempfile.TemporaryDirectory() as folder:
         return RawModel(fetch_model(reference, folder), workers)
 

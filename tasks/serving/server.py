@@ -36,7 +36,7 @@ from tasks.system.errors import UserError
 
 FORMATS = ("dataframe_split", "dataframe_records", "instances", "inputs")
 MAX_BYTES = 8 * 2**20
-"""The limit for a request: Python's JSON reader lets no other thread run."""
+"""The limit for a request: Python's JSON reader blocks all other threads."""
 MAX_ROWS = 10_000
 """The limit for a request."""
 SMALL = 64 * 2**10
@@ -271,7 +271,7 @@ def application(served: Served, batches: RequestBatcher) -> Application:
         return JSONResponse(schema(served.model))
 
     async def invocations(request: Request) -> Response:
-        model = served.model  # One for the whole request, whatever is swapped meanwhile.
+        model = served.model  # One model for the whole request, even if the alias moves.
         headers = {"x-model": quote(model.name)}
         try:
             told, body = _answers_as(model, request.query_params), bytearray()

@@ -237,8 +237,8 @@ def compiled_steps(
     model: Any, strategy: Strategy, step: Callable[..., None], source: ArraySource, batches: Batches, most: int
 ) -> ManySteps:
     """Return a function like that of ``many_steps``, for at most ``most`` steps per call on one device: XLA compiles
-    the loop with its steps. A perceptron trains 1.5 times as fast as with compiled single steps, each of which passes
-    all variables. A short batch at the end of a pass is not compiled: XLA takes 0.45 s for each shape.
+    the loop with its steps. A perceptron trains 1.5 times as fast as with compiled single steps, which pass all
+    variables each. A short batch at the end of a pass is not compiled: XLA takes 0.45 s for each shape.
     """
     on_rows = _step_on_rows(step, strategy, source, batches)
     short = many_steps(model, strategy, step, batches)

@@ -22,12 +22,12 @@ PROGRAM = '''\
 """Predicts images, texts, rows of tables or arrays with the model in this folder.
 
     python FOLDER/predict.py photo.jpg photos/     # a JSON line for each file
-    python FOLDER/predict.py rows.csv              # for each row; so of .tsv, .jsonl, .parquet; of .txt for each line
-    python FOLDER/predict.py arrays.npz            # as they were prepared, by name; .npy where there is one alone
+    python FOLDER/predict.py rows.csv              # for each row, also of .tsv, .jsonl and .parquet; for each .txt line
+    python FOLDER/predict.py arrays.npz            # arrays as prepared, by name; .npy if there is only one
 
 ``-`` is standard input: rows of CSV or JSON, lines of text, names of images or one image; no arrays. The exit code is 1
-where an example has an error in place of a prediction. In a program ``load(FOLDER)`` returns a ``Predictor``. It needs
-NumPy, Pillow for images, pandas for datetimes and Parquet, and what runs the model.
+if an example has an error instead of a prediction. In a program, ``load(FOLDER)`` returns a ``Predictor``. It needs
+NumPy, Pillow for images, pandas for datetimes and Parquet, and the library that runs the model.
 """
 
 import os
@@ -36,7 +36,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))  # Python looks there by itself only for a program.
+sys.path.insert(0, str(Path(__file__).parent))  # Python does this by itself only for a script.
 from PACKAGE.program import Predictor, main, verify
 
 del sys.path[0]

@@ -9,9 +9,9 @@ from tasks.serving.formats import Format
 
 
 def _write(model: Any, keras_file: Path, folder: Path) -> None:
-    model(model.inputs)  # Keras 3.15 writes no ONNX of a model that was loaded, and not called since.
+    model(model.inputs)  # Keras 3.15 cannot write a loaded model as ONNX before the model was called.
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # Keras looks for `np.object`, which tf2onnx may want.
+        warnings.simplefilter("ignore", FutureWarning)  # Keras tests whether NumPy has `np.object`.
         model.export(folder / "model.onnx", format="onnx", verbose=False)
 
 
