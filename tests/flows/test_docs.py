@@ -13,7 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -266,7 +266,7 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def reader(project_template, tmp_path_factory, start, request) -> Reader:
+def reader(project_template, tmp_path_factory, start, request) -> Iterator[Reader]:
     """A reader who has done README's first line, where params.yaml has short trainings and MNIST's archives."""
     folder = tmp_path_factory.mktemp("reader")
     upstream = folder / "upstream" / "stratagem"
@@ -285,7 +285,8 @@ def reader(project_template, tmp_path_factory, start, request) -> Reader:
     environment.mkdir()
     (environment / "bin").symlink_to(Path(sys.prefix) / "bin")
     (environment / ".installed").touch()
-    return reader
+    yield reader
+    reader.do("stratagem down")  # A command between `up` and `down` may have failed.
 
 
 @pytest.mark.slow
