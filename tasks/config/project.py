@@ -1,6 +1,5 @@
 """The project's folder, and what it and the code offer by name."""
 
-import itertools
 import os
 from pathlib import Path
 from typing import Literal
@@ -11,9 +10,9 @@ CODE = Path(__file__).resolve().parents[2]
 
 
 def project_root() -> Path:
-    """Return the folder with params.yaml and .dvc/: this one or one above it, else the installed project's."""
+    """Return the folder with params.yaml and .dvc/: this one or one above it."""
     here = Path.cwd()
-    for folder in itertools.chain([here], here.parents, [CODE]):
+    for folder in (here, *here.parents):
         # A dataset's folder has a params.yaml and a dvc.yaml too. Not with pathlib, because this is asked often.
         if os.path.isdir(f"{folder}/.dvc") and os.path.lexists(f"{folder}/params.yaml"):
             return folder

@@ -80,7 +80,6 @@ def test_every_key_of_the_settings_is_completed(complete):
 
 def test_nothing_is_completed_where_nothing_can_be_read(complete, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(config.project, "CODE", tmp_path / "a")
     assert complete("stratagem run m") == []
 
 
