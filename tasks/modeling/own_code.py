@@ -91,6 +91,22 @@ def blamed(what: str) -> Iterator[None]:
         raise UserError(f"{what} ({described(error)})") from error
 
 
+def blame(error: BaseException, settings: config.Settings) -> UserError | None:
+    """Return the message for an error that the user's own code raised in a stage, with the keys that may name this
+    code; None without such code, or for the loss of another process."""
+    root, codes = config.project_root(), [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    passed = {(code.co_filename, code.co_qualname.partition(".")[0]) for code in codes}
+    named = {}
+    for name, key in named_in(settings).items():
+        if functions := {function for file, function in passed if file in {str(root / one) for one in files(name)}}:
+            named[f"{key} = '{name}'"] = name.partition(":")[2] in functions
+    if not named or is_lost_peer(error):
+        return None
+    # A method's class need not be the named one, such as a layer of a model: then each key of its file may be meant.
+    keys = [key for key, exact in named.items() if exact or True not in named.values()]
+    return UserError(f"{' or '.join(keys)}: fails ({described(error)})")
+
+
 def described(error: BaseException) -> str:
     """Return an error of the user's own code as one line, with its file and line in that code."""
     root, place = config.project_root(), ""
@@ -111,14 +127,18 @@ def load_measure(name: str, key: str, example: tuple[Any, Any], why: str) -> Cal
         why: the reason why it must return one number per example, for the message.
 
     Raises:
-        UserError: the function does not exist, fails, or returns another shape.
+        UserError: the function does not exist, is a class, fails, or returns something else.
     """
     function = load(name, key)
+    if isinstance(function, type):
+        raise UserError(f"{key} = '{name}': is a class, but must be a function of labels and outputs")
     with blamed(f"{key} = '{name}': cannot be computed"):
-        shape = tuple(function(*example).shape)
+        made = function(*example)
+    shape = getattr(made, "shape", None)
     if shape != (2,):
+        what = f"a {type(made).__name__}" if shape is None else f"the shape {tuple(shape)}"
         raise UserError(
-            f"{key} = '{name}': returns the shape {shape} for 2 examples, but must return one number each, (2,): {why}"
+            f"{key} = '{name}': returns {what} for 2 examples, but must return one number each, (2,): {why}"
         )
     return function
 

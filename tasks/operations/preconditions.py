@@ -2,9 +2,11 @@
 
 import importlib.util
 import os
+import re
 import sys
 import tempfile
 from importlib.machinery import PathFinder
+from pathlib import Path
 
 from tasks import config
 from tasks.modeling import own_code
@@ -18,10 +20,11 @@ values between braces."""
 
 
 def check_settings(settings: config.Settings) -> None:
-    """Check the devices of a run, and that the modules of the user's own code exist; nothing is imported.
+    """Check the devices of a run, and that the modules of the user's own code exist and hold the names; nothing is
+    imported.
 
     Raises:
-        UserError: as ``check_devices``, or there is no such module.
+        UserError: as ``check_devices``, or there is no such module, or its file never has the name.
     """
     check_devices(settings)
     root = str(config.project_root())
@@ -31,6 +34,11 @@ def check_settings(settings: config.Settings) -> None:
             continue
         if not (module in sys.modules or importlib.util.find_spec(module) or PathFinder.find_spec(module, [root])):
             raise UserError(own_code.no_module(key, name, module))
+        module, _, function = name.partition(":")
+        file = Path(root, *module.split(".")).with_suffix(".py")
+        made_there = re.compile(rf"\b{function}\b|import \*|\b(?:__getattr__|exec|globals|setattr)\b")
+        if file.is_file() and not made_there.search(file.read_text(encoding="utf-8", errors="replace")):
+            raise UserError(f"{key} = '{name}': {module} has no function or class '{function}'")
 
 
 def check_devices(settings: config.Settings) -> None:

@@ -75,7 +75,7 @@ def _answer(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: A
     except (Exception, SystemExit) as error:  # sys.exit() in the user's own code.
         cause = type(error).__name__
         lost = LOST_PORT in str(error) or errors.is_lost_peer(error)
-        return {**errors.to_json(unexpected(row.name, error)), "lost_peer": lost, "cause": cause}
+        return {**errors.to_json(unexpected(row.name, error, given.get("settings"))), "lost_peer": lost, "cause": cause}
 
 
 def _run(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: Answers, stop: threading.Event) -> Any:
@@ -153,8 +153,9 @@ def _show_traceback() -> None:
         print(network.without_secrets(traceback.format_exc()), file=sys.stderr)
 
 
-def unexpected(stage: str, error: BaseException) -> StratagemError:
+def unexpected(stage: str, error: BaseException, settings: config.Settings | None = None) -> StratagemError:
     """Return one message for an unexpected error; --debug also prints its traceback."""
+    from tasks.modeling import own_code
     from tasks.system import messages
 
     _show_traceback()
@@ -163,6 +164,8 @@ def unexpected(stage: str, error: BaseException) -> StratagemError:
             f"{stage} ran out of memory ({type(error).__name__}): set a smaller train.global_batch_size or "
             "train.per_replica_batch_size, or another strategy; the same command continues from the latest checkpoint"
         )
+    if settings is not None and (blamed := own_code.blame(error, settings)) is not None:
+        return blamed
     place = f"{config.project_root()}, or the temporary folder,"
     if (explained := messages.explain(error, place, f"{stage} failed: ")) is not None:
         return explained

@@ -337,6 +337,10 @@ def test_a_metric_of_ones_own_that_is_the_gate_is_evaluated_alone(tiny, own_metr
             "^checkpoint.monitor = 'own_metrics:broken': cannot be computed .*ZeroDivisionError",
         ),
         (
+            ["train.metrics=[keras.metrics:AUC]"],
+            "^train.metrics = 'keras.metrics:AUC': is a class, but must be a function of labels and outputs",
+        ),
+        (
             ["train.early_stopping={monitor: train/own_metrics:averaged}"],
             r"^train.early_stopping.monitor = 'own_metrics:averaged': returns the shape \(\) for 2 examples",
         ),
@@ -419,6 +423,12 @@ def test_auto_is_the_usual_loss_of_the_task(tiny, task):
         ("regression", ["train.loss=own_losses:absent"], "own_losses has no function or class 'absent'"),
         ("regression", ["train.loss=own_losses:averaged"], r"returns the shape \(\) for 2 examples"),
         ("regression", ["train.loss=own_losses:broken"], "cannot be computed .*ZeroDivisionError"),
+        (
+            "regression",
+            ["train.loss=own_losses:forgets_to_return"],
+            "returns a NoneType for 2 examples, but must",
+        ),
+        ("regression", ["train.loss=keras.losses:Huber"], "'keras.losses:Huber': is a class, but must be a function"),
     ],
 )
 def test_a_loss_that_cannot_be_is_refused(tiny, own_losses, task, overrides, message):
@@ -435,6 +445,7 @@ def own_losses(project, monkeypatch):
         "    return keras.ops.mean((outputs - keras.ops.cast(labels, outputs.dtype)) ** 4, axis=-1)\n\n\n"
         "def averaged(labels, outputs):\n    return keras.ops.mean(outputs)\n\n\n"
         "def broken(labels, outputs):\n    return 1 / 0\n\n\n"
+        "def forgets_to_return(labels, outputs):\n    pass\n\n\n"
         "def wrong(labels, outputs):\n"
         "    return keras.ops.where(labels == keras.ops.argmax(outputs, axis=-1), 0.0, 1.0)\n"
     )

@@ -403,6 +403,17 @@ class Fails(keras.Model):
     def call(self, images):
         return images.nowhere
 
+class Unsaved(keras.Model):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.layer = keras.layers.Dense(num_classes)
+
+    def call(self, images):
+        return self.layer(keras.ops.reshape(images, [-1, 784]))
+
+def unsaved(input_shape, num_classes):
+    return Unsaved(num_classes)
+
 text = "not a function"
 """
 
@@ -445,6 +456,7 @@ def test_a_model_of_the_users_own(own_models):
         ("own_models:fails", {}, ["own_models:fails", "IndexError", "own_models.py line 20"]),
         ("own_models:leaves", {}, ["own_models:leaves", "SystemExit: no licence, own_models.py line 23"]),
         ("own_models:Fails", {}, ["own_models:Fails", "AttributeError", "'nowhere'", "own_models.py line 30"]),
+        ("own_models:unsaved", {}, ["own_models:unsaved", "cannot be saved", "Please implement `get_config()`"]),
         (":build", {}, [":build", "module:function"]),
         ("../models:build", {}, ["../models:build", "module:function"]),
     ],

@@ -1,5 +1,6 @@
 """What is refused before anything is started for a run."""
 
+import re
 import shutil
 import sys
 
@@ -68,8 +69,14 @@ def test_own_code_without_its_module_is_refused_before_anything_starts(project, 
     with pytest.raises(UserError, match=rf"{key} = 'nosuch[.:].*': there is no module 'nosuch' in .* environment"):
         preconditions.check_settings(settings)
     preconditions.check_settings(config.load(None, {"model.name": "./nosuch.py:build"}))
-    (project / "nosuch.py").write_text("raise RuntimeError('it is not imported')")
-    preconditions.check_settings(settings)
+    code = project.joinpath(*re.search(r"nosuch[.\w]*", str(value))[0].split(".")).with_suffix(".py")
+    code.parent.mkdir(exist_ok=True)
+    code.write_text("raise RuntimeError('it is not imported')")
+    with pytest.raises(UserError, match=rf"{key} = 'nosuch[.:].*: nosuch[.\w]* has no function or class '\w+'"):
+        preconditions.check_settings(settings)
+    for text in ("def build(): ...\nf = loss = Thing = build", "from others import *"):
+        code.write_text(text)
+        preconditions.check_settings(settings)
 
 
 @pytest.mark.parametrize("folder", ["data", "mlruns", ".dvc"])

@@ -115,7 +115,10 @@ def build(model: config.Model, prepared: PreparedDataset, normalization: str) ->
         # The model learns standardized numbers, whatever the target's unit is.
         deviation, full = np.array([one or 1.0 for one in target.deviation]), keras.config.dtype_policy().variable_dtype
         outputs = _rescaling(deviation, np.array(target.mean), "unit", dtype=full)(outputs)
-    return keras.Model(as_input(inputs), outputs, name=NAMES[target.task])
+    built = keras.Model(as_input(inputs), outputs, name=NAMES[target.task])
+    with own_code.blamed(f"{what} cannot be saved"):
+        built.get_config()
+    return built
 
 
 def _refuse_unfit(

@@ -1,5 +1,6 @@
 """Optimizers, schedules, callbacks and augmentation of the user's own, in a file beside params.yaml."""
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from tasks import config
 from tasks.input import sources
 from tasks.input.augment import augment_batch
 from tasks.modeling import own_code
+from tasks.process.serve import unexpected
 from tasks.runs import lineage
 from tasks.system.errors import UserError
 from tasks.train import check
@@ -146,6 +148,46 @@ class Unlike(keras.callbacks.Callback):
 class Half(keras.callbacks.Callback):
     def state(self):
         return {}
+
+
+class Early(keras.callbacks.Callback):
+    def set_model(self, model):
+        raise KeyError("too early")
+
+
+def loss(labels, outputs):
+    if outputs.shape[0] != 2:
+        raise KeyError("no example")
+    return keras.ops.mean(outputs, axis=-1)
+
+
+def metric(labels, outputs):
+    return loss(labels, outputs)
+
+
+class Matrices(Sign):
+    def update_step(self, gradient, variable, learning_rate):
+        if len(variable.shape) > 1:
+            raise KeyError("no matrix")
+
+
+class Late(Halving):
+    def __call__(self, step):
+        if not hasattr(keras.ops.cast(step, "float32"), "numpy"):
+            raise KeyError("too late")
+        return self.first
+
+
+@keras.saving.register_keras_serializable()
+class Untrained(keras.layers.Dense):
+    def call(self, inputs, training=False):
+        if training:
+            raise KeyError("no training")
+        return super().call(inputs)
+
+
+def build(input_shape, num_classes):
+    return keras.Sequential([keras.layers.Flatten(), Untrained(num_classes)])
 
 
 class Unkept(keras.callbacks.Callback):
@@ -328,6 +370,31 @@ def test_a_training_that_a_callback_stopped_is_not_carried_on(tiny, train, parts
 def test_an_error_in_a_callback_names_it_and_its_method(tiny, train, parts, callbacks, said):
     with pytest.raises(UserError, match=f"^train.callbacks: {said}"):
         train(tiny, f"train.callbacks=[{callbacks}]")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["train.loss=parts:loss"], "train.loss = 'parts:loss': fails .KeyError: 'no example'"),
+        (
+            ["train.metrics=[parts:metric]", "train.loop=custom"],
+            "train.metrics = 'parts:metric': fails .KeyError: 'no example'",
+        ),
+        (["optimizer.kind=parts:Matrices"], "optimizer.kind = 'parts:Matrices': fails .KeyError: 'no matrix'"),
+        (["schedule.kind=parts:Late", SCHEDULE[1]], "schedule.kind = 'parts:Late': fails .KeyError: 'too late'"),
+        (["train.callbacks=[parts:Early]"], "train.callbacks = 'parts:Early': fails .KeyError: 'too early'"),
+        (
+            ["model.name=parts:build", "model.options={}", "train.callbacks=[parts:Slower]"],
+            "model.name = 'parts:build' or train.callbacks = 'parts:Slower': fails .KeyError: .*no training",
+        ),
+    ],
+)
+def test_an_error_of_own_code_in_a_training_names_its_key(tiny, train, parts, overrides, said):
+    with pytest.raises(KeyError) as caught:
+        train(tiny, *overrides)
+    told = unexpected("train", caught.value, config.load(None, overrides))
+    assert isinstance(told, UserError)
+    assert re.match(rf"{said}.*, parts.py line \d+\)$", str(told))
 
 
 @pytest.mark.parametrize(
