@@ -8,17 +8,20 @@ record. The caller keeps its environment, signal handlers and umask; only ``load
 
 import functools
 import importlib
+import inspect
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 if TYPE_CHECKING:
+    from pydantic import PositiveInt
+
     from tasks.records import RunDetails, RunSummary
     from tasks.system.errors import StratagemError, UserError
 
@@ -30,8 +33,32 @@ INSTALLED = Path(__file__).name == "__init__.py"
 OURS = ("flows", "tasks")
 USED = ("tasks.system.errors", "tasks.system.child", "tasks.records")
 COMMAND = "from flows.cli.main import main; main()"
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def _checked(function: Function) -> Function:
+    """Return a function that raises ``UserError`` for an argument whose type differs from its annotation."""
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        import pydantic
+
+        errors, records = _modules()["tasks.system.errors"], vars(_modules()["tasks.records"])
+        types = get_type_hints(function, None, {**records, "PositiveInt": pydantic.PositiveInt}, include_extras=True)
+        given = inspect.signature(function).bind(*args, **kwargs)
+        for name, value in given.arguments.items():
+            try:
+                given.arguments[name] = pydantic.TypeAdapter(types[name]).validate_python(value)
+            except pydantic.ValidationError:
+                wanted = inspect.formatannotation(given.signature.parameters[name].annotation).strip("'")
+                more = f"`help(stratagem.{function.__name__})` describes it"
+                raise errors.UserError(f"{name} = {errors.shown(value)}: must be {wanted}. {more}") from None
+        return function(*given.args, **given.kwargs)
+
+    return checked  # type: ignore[return-value]
+
+
+@_checked
 def run(
     recipe: str | Path | Sequence[str | Path] | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -76,6 +103,7 @@ def run(
     return summary
 
 
+@_checked
 def load_run(run: str = "latest", *, project: str | Path | None = None) -> "RunDetails":
     """Return the records of a run, as `stratagem runs show`.
 
@@ -91,11 +119,12 @@ def load_run(run: str = "latest", *, project: str | Path | None = None) -> "RunD
     return details
 
 
+@_checked
 def predict(
     inputs: str | Path | Sequence[str | Path],
     model: str | Path | None = None,
     *,
-    top_k: int = 1,
+    top_k: "PositiveInt" = 1,
     probabilities: bool = False,
     project: str | Path | None = None,
 ) -> list[dict[str, Any]]:
@@ -126,6 +155,7 @@ def predict(
         return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
 
 
+@_checked
 def load_model(model: str | Path | None = None, *, project: str | Path | None = None) -> Any:
     """Return a trained model as a ``keras.Model``, which maps prepared arrays to logits or numbers.
 

@@ -6,6 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import pandas
 import pytest
 
 import stratagem
@@ -47,6 +48,33 @@ def test_what_is_installed_leaves_the_modules_and_the_path_of_its_caller_alone(i
     assert f"{type(error).__module__}.{type(error).__name__}" == "stratagem.UserError"
     record = installed.Change(kind="code", what="code", then=None, now=None, effect="matters")
     assert pickle.loads(pickle.dumps(record)) == record  # noqa: S301  # Our own.
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "said"),
+    [
+        (
+            "run",
+            {"settings": ["train.epochs=1"]},
+            r"settings = \['train.epochs=1'\]: must be .*Mapping\[str, .*\| None",
+        ),
+        ("run", {"recipe": 3}, r"recipe = 3: must be str \| pathlib.Path \| .*Sequence\[.*`help\(stratagem.run\)`"),
+        ("run", {"resume": 5}, r"resume = 5: must be str \| None"),
+        ("load_run", {"run": None}, "run = None: must be str"),
+        ("load_model", {"project": ["a"]}, r"project = \['a'\]: must be str"),
+        ("predict", {"inputs": pandas.DataFrame({"a": [1]})}, "inputs = .*: must be str"),
+        ("predict", {"inputs": "a.png", "top_k": 0}, "top_k = 0: must be PositiveInt"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(function, given, said):
+    with pytest.raises(stratagem.UserError, match=f"^{said}"):
+        getattr(stratagem, function)(**given)
+
+
+def test_a_folder_without_a_project_is_refused_also_where_the_code_is_a_project(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(stratagem.UserError, match=f"no project here: neither {tmp_path} nor a folder above it"):
+        stratagem.run(settings={"train.epochs": 0}, project=tmp_path)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path, monkeypatch):
