@@ -105,7 +105,7 @@ def access(root: Path) -> Iterator[Remark]:
 def devices(root: Path) -> Iterator[Remark]:
     """Report the cores, the GPUs and the strategies that they allow; check the strategy in params.yaml."""
     cores = machine.usable_cores()
-    yield ok(f"{units.count(cores, 'processor core')}, {machine.gpus_in_words(machine.visible_gpus())}")
+    yield ok(f"{units.count(cores, 'processor core')}, {units.count(len(machine.visible_gpus()), 'GPU')}")
     try:
         own = config.load(root=root).strategy.kind
     except UserError:
@@ -135,7 +135,7 @@ def devices_of_tensorflow(root: Path) -> Iterator[Remark]:
         yield error(f"TensorFlow cannot be imported: {reason}", "make setup")
         return
     if (count := sum("GPU" in name for name in seen)) < len(gpus):
-        there = machine.gpus_in_words(gpus)
+        there = units.count(len(gpus), "GPU")
         text = f"the driver reports {there}, but TensorFlow sees {count}: it trains on the CPU"
         yield error(text, "pip install 'tensorflow[and-cuda]', or install the driver of its CUDA version: nvidia-smi")
     else:

@@ -4,9 +4,8 @@ import tensorflow as tf
 
 from tasks import config
 from tasks.strategies import Strategy, _copies
-from tasks.system import upstream
+from tasks.system import units, upstream
 from tasks.system.errors import UserError
-from tasks.system.machine import gpus_in_words
 
 
 def build(section: config.Mirrored) -> Strategy:
@@ -21,14 +20,14 @@ def build(section: config.Mirrored) -> Strategy:
         missing = [name for name in wanted if int(name.partition(":")[2]) >= len(gpus)]
         if missing or len(set(wanted)) < len(wanted):
             raise UserError(
-                f"strategy.devices = {wanted}: this machine has {gpus_in_words(gpus)}, and a device may be named only "
-                "once. Set a number of replicas, or null for all GPUs"
+                f"strategy.devices = {wanted}: this machine has {units.count(len(gpus), 'GPU')}, and a device may be "
+                "named only once. Set a number of replicas, or null for all GPUs"
             )
         gpus = [gpus[int(name.partition(":")[2])] for name in wanted]
         wanted = len(gpus)
     if gpus and (wanted or 0) > len(gpus):
         raise UserError(
-            f"strategy.devices = {wanted}: this machine has {gpus_in_words(gpus)}. "
+            f"strategy.devices = {wanted}: this machine has {units.count(len(gpus), 'GPU')}. "
             f"Set strategy.devices={len(gpus)}, or null for all of them"
         )
     if gpus and wanted is not None:

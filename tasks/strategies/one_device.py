@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tasks import config
 from tasks.strategies import Strategy
+from tasks.system import units
 from tasks.system.errors import UserError
-from tasks.system.machine import gpus_in_words
 
 
 def build(section: config.OneDevice) -> Strategy:
@@ -17,8 +17,8 @@ def build(section: config.OneDevice) -> Strategy:
     number = int(index or 0)
     if wanted == "gpu" and number >= len(gpus):
         raise UserError(
-            f"strategy.device = '{section.device}': this machine has {gpus_in_words(gpus)} that TensorFlow can use. "
-            "Set strategy.device=cpu, or null to choose automatically"
+            f"strategy.device = '{section.device}': this machine has {units.count(len(gpus), 'GPU')} that "
+            "TensorFlow can use. Set strategy.device=cpu, or null to choose automatically"
         )
     # TensorFlow uses the first visible GPU, else the CPU, so visibility selects the device.
     tf.config.set_visible_devices([gpus[number]] if wanted == "gpu" else [], "GPU")

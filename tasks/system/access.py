@@ -1,8 +1,9 @@
-"""Our servers answer requests that have the key and use this machine's name, but no web page of another server.
+"""Access control of our servers: they answer requests with the key and this machine's name, but not other servers'
+pages.
 
-Every user of a machine can reach its loopback address, and so can each page in a browser on it. A page can use its own
-name, whose address its owner changes once the page is loaded (DNS rebinding), and it can make the browser send
-requests, to which the browser adds a password that it knows (CSRF).
+Every user of a machine can reach its loopback address, and so can every page in a browser on it. The owner of a page
+can point the page's host name to that address after the page is loaded (DNS rebinding), and a page can make the browser
+send requests with a password that the browser has stored (CSRF).
 """
 
 import base64
@@ -20,19 +21,19 @@ POLICY = (
     b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
     b"connect-src 'self' data: blob: ws://127.0.0.1:* ws://localhost:*"
 )
-"""What our pages may load and contact: their own server. Prefect's page contacts https://sr-client-cfg.amplitude.com
-whenever it is opened, even with PREFECT_SERVER_ANALYTICS_ENABLED=false (3.8.8)."""
+"""Our pages may only load from and contact their own server. Prefect's page contacts
+https://sr-client-cfg.amplitude.com whenever it is opened, even with PREFECT_SERVER_ANALYTICS_ENABLED=false (3.8.8)."""
 NAMES = ("127.0.0.1", "localhost")
-"""Names of a server that listens on 127.0.0.1; no name server resolves them."""
+"""The names of a server that listens on 127.0.0.1; no name server resolves them."""
 OWN_HOST = re.compile(rf"({'|'.join(map(re.escape, NAMES))})(:\d{{1,5}})?", re.ASCII | re.IGNORECASE)
 
 
 def guarded(inner: Application, key: str) -> Application:
-    """Return an ASGI application that answers 401 to requests without a key, which programs and browsers send by Basic
-    authentication, and refuses what ``from_here`` refuses.
+    """Return an ASGI application that answers 401 to requests without the key (HTTP Basic authentication) and refuses
+    what ``from_here`` refuses.
 
-    A browser sends the key only to this address and port. It would send a cookie to any other port of 127.0.0.1, such
-    as another user's server.
+    A browser sends the key only to this address and port, but would send a cookie to every port of 127.0.0.1, including
+    another user's server.
 
     Args:
         inner: the application.
@@ -53,9 +54,9 @@ def guarded(inner: Application, key: str) -> Application:
 
 
 def from_here(inner: Application) -> Application:
-    """Return an ASGI application that answers 403 to requests to other names than those of this machine, and to those
-    that a browser sends for a page of another server, even one on another port of this machine. Its own pages contact
-    no other server."""
+    """Return an ASGI application that answers 403 to requests for other host names than ``NAMES``, and to requests that
+    a browser sends for a page of another server, even on another port of this machine. Its own pages contact no other
+    server."""
 
     async def application(scope: Message, receive: Any, send: Any) -> None:
         async def send_with_policy(message: Message) -> None:
@@ -78,7 +79,7 @@ def _foreign(scope: Message) -> str | None:
     host = headers.get(b"host", b"").decode("latin-1")
     if len(set(found)) < len(found) or not OWN_HOST.fullmatch(host):
         return "this server's name is 127.0.0.1"
-    # The port of the request, which is another one behind `ssh -L`.
+    # With the port that the client uses, which differs from the server's behind `ssh -L`.
     own = f"http://{host}".encode("latin-1").lower()
     if headers.get(b"origin", own).lower() != own or _is_elsewhere(scope, headers):
         return "this server answers only its own pages"
@@ -86,8 +87,8 @@ def _foreign(scope: Message) -> str | None:
 
 
 def _is_elsewhere(scope: Message, headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a browser sends the request for a page of another server: it sends no Origin with a picture, a
-    script or a frame. Following a link is allowed."""
+    """Return whether a browser sends the request for a page of another server. Requests for pictures, scripts and
+    frames have no Origin. Following a link is allowed."""
     if headers.get(b"sec-fetch-site") not in (b"same-site", b"cross-site"):
         return False
     link = (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")) == (b"navigate", b"document")

@@ -1,4 +1,4 @@
-"""Work in threads while the caller continues: results made ahead of time, or one task behind."""
+"""Work in threads while the caller continues: results ahead of time, or one task behind."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -14,12 +14,12 @@ def in_order(
 ) -> Generator[Made]:
     """Yield ``make(one)`` for each of ``given``, in order, while threads make the next ones.
 
-    An exception of ``make`` is raised in the place of its result. A generator that is closed waits for the results at
-    work and starts no others.
+    An exception of ``make`` is raised in place of its result. Closing the generator waits for running calls and starts
+    no others.
 
     Args:
         threads: number of threads.
-        ahead: results that are made or queued while the caller uses one; memory holds these and that one.
+        ahead: the number of results in memory besides the one that the caller uses.
         name: prefix of the threads' names.
     """
     pool, waiting = ThreadPoolExecutor(threads, name), deque[Future[Made]]()
@@ -30,7 +30,7 @@ def in_order(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-    finally:  # Also when nobody wants the rest.
+    finally:  # Also when the caller closes the generator.
         pool.shutdown(cancel_futures=True)
 
 

@@ -1,5 +1,5 @@
-"""A process that this one starts, with the requests and answers between them. `lifetime` is the other side: the child
-ends when this process dies, because its standard input then closes."""
+"""A child process, with requests and answers. `lifetime` is the child's side: it ends when this process dies, because
+that closes its standard input."""
 
 import contextlib
 import json
@@ -15,14 +15,14 @@ from typing import IO, Any
 from tasks.system import lifetime
 
 END_SECONDS = 40.0
-"""The time that a server has to end before this process kills it."""
+"""The time for a server to end before this process kills it."""
 READER_SECONDS = 1.0
 
 Message = dict[str, Any]
 
 
 class Child(subprocess.Popen[str]):
-    """A process on this machine, which may read and write JSON lines."""
+    """A child process on this machine, which may read and write JSON lines."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], **options: Any) -> None:
         """Start the process.
@@ -30,8 +30,8 @@ class Child(subprocess.Popen[str]):
         Args:
             command: the program and its arguments.
             environment: its complete environment.
-            options: options of ``subprocess.Popen``. By default the child writes to a pipe, and has its own process
-                group: Ctrl-C reaches only this process, which forwards it once.
+            options: options of ``subprocess.Popen``. By default, standard output is a pipe, and the child has its own
+                process group: Ctrl-C reaches only this process, which forwards it once.
         """
         defaults = {"stdout": subprocess.PIPE, "process_group": 0}
         super().__init__(command, stdin=subprocess.PIPE, env=environment, text=True, **{**defaults, **options})
@@ -64,7 +64,7 @@ class Child(subprocess.Popen[str]):
         return 0
 
     def send(self, message: Message) -> None:
-        """Send a JSON line; do nothing if the process has died, which the end of its messages shows."""
+        """Send a JSON line. Ignore that the process has died: the end of its messages shows that."""
         if self.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.stdin.write(json.dumps(message) + "\n")
@@ -73,7 +73,7 @@ class Child(subprocess.Popen[str]):
     def messages(self) -> Iterator[Message]:
         """Yield its JSON lines until it closes its standard output."""
         for line in self.output:
-            with contextlib.suppress(ValueError):  # A process that is killed leaves half a line.
+            with contextlib.suppress(ValueError):  # A killed process leaves half a line.
                 yield json.loads(line)
 
     def listen(self, take: Callable[[Message | None], object]) -> None:
@@ -89,14 +89,14 @@ class Child(subprocess.Popen[str]):
         self._reader.start()
 
     def kill(self) -> None:
-        """End the process at once, even a stopped one, and wait for it."""
+        """Kill the process, even if it is stopped, and wait for it."""
         super().kill()
         self.close()
 
     def close_input(self) -> None:
-        """Close its standard input, which ends a process of this project."""
+        """Close its standard input; the project's own processes end then."""
         if self.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # The process has died before it read a request.
+            with contextlib.suppress(BrokenPipeError):  # The process died before it read a request.
                 self.stdin.close()
 
     def close(self, seconds: float | None = lifetime.GRACE_SECONDS) -> None:
@@ -104,7 +104,7 @@ class Child(subprocess.Popen[str]):
         self.close_input()
         self._end_within(seconds)
         if self._reader is not None:
-            self._reader.join(READER_SECONDS)  # A grandchild that was forked can hold the pipe open for longer.
+            self._reader.join(READER_SECONDS)  # A forked grandchild can keep the pipe open for longer.
         elif self.stdout is not None:
             self.stdout.close()
 

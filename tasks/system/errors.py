@@ -1,4 +1,4 @@
-"""The one family of errors. Its exit codes: 2 a user's mistake, 1 a failed run, 130/143 interrupted, 75 start again."""
+"""The project's errors. Exit codes: 2 a user's mistake, 1 a failed run, 130/143 interrupted, 75 start again."""
 
 import os
 import re
@@ -9,14 +9,14 @@ from typing import NoReturn
 
 from tasks.system.network import without_secrets
 
-# What a terminal or a page obeys instead of showing it (also what turns the direction of all that follows), and halves
-# of characters, which no stream takes: names of files, columns and classes may have all of them.
+# Characters that a terminal or a page obeys instead of showing them, such as changes of the text direction, and lone
+# surrogates, which no stream accepts. Names of files, columns and classes may contain all of them.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
 
 class StratagemError(Exception):
-    """A run failed in a way that one sentence explains. The message leaves out passwords and shows unprintable
-    characters as Python does, so it is one line, whatever a file is called."""
+    """A failure that one sentence explains. The message omits passwords and shows unprintable characters as Python
+    does, so it is one line, even with odd file names."""
 
     exit_code = 1
 
@@ -35,7 +35,7 @@ class DownloadError(StratagemError):
 
 
 class ProcessDied(StratagemError):
-    """A process that ran a stage died, for example for lack of memory; another try may succeed."""
+    """A process died while it ran a stage, for example because it ran out of memory; another try may succeed."""
 
 
 class Interrupted(StratagemError):
@@ -47,14 +47,14 @@ class Interrupted(StratagemError):
 
 
 class Preempted(Interrupted):
-    """A member of a cluster that someone else started must stop: the training continues once all members restart."""
+    """A member of a cluster must stop that someone else started; the training continues once all members restart."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, os.EX_TEMPFAIL)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, as the signal handlers raise it: what stops a stage on Ctrl-C stops it then too."""
+    """SIGTERM; it stops a stage in the same way as Ctrl-C."""
 
     exit_code = 143
 
@@ -64,27 +64,23 @@ def terminate(number: int, frame: object) -> NoReturn:
     raise Terminated
 
 
-# Those that travel between processes; any other one travels as the first of these that it is.
+# Errors that travel between processes; a subclass travels as the first of these that it inherits from.
 TYPES = (UserError, DownloadError, Interrupted, StratagemError)
 
 
 def to_json(error: StratagemError) -> dict[str, str]:
-    """Return an error as it travels between processes."""
+    """Return an error as JSON values for another process."""
     return {"error": str(error), "type": next(one.__name__ for one in TYPES if isinstance(error, one))}
 
 
 def from_json(reply: Mapping[str, str]) -> StratagemError:
-    """Return the error that ``to_json`` packed."""
+    """Return the error of ``to_json``."""
     return {one.__name__: one for one in TYPES}[reply["type"]](reply["error"])
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return a text in which each character that is not shown, but obeyed, is written as Python's texts have it.
-
-    Args:
-        text: any, such as the name of a class.
-        keep: characters that stay, such as the ends of lines.
-    """
+    """Return a text with its unprintable characters escaped as in Python, except those in ``keep``, such as
+    newlines."""
     return UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
 
@@ -94,13 +90,13 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 120
 
 
 def cut(text: str, length: int = 200) -> str:
-    """Return a text as one line, without its middle where it is too long for a message."""
+    """Return a text as one line, without its middle if it is too long for a message."""
     text, half = printable(" ".join(text.split())), (length - 3) // 2
     return text if len(text) <= length else f"{text[:half]}...{text[-half:]}"
 
 
 def causes(error: BaseException) -> list[BaseException]:
-    """Return an error, what caused it, what caused that."""
+    """Return an error followed by its chain of causes."""
     found: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and not any(cause is one for one in found):
@@ -110,18 +106,18 @@ def causes(error: BaseException) -> list[BaseException]:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Return whether another member of the cluster died or hangs: what tf.distribute raises, or that JAX could not sum
-    over processes on CPUs.
+    """Return whether an error of tf.distribute, or of JAX's sums over processes on CPUs, means that another member of
+    the cluster died or hangs.
 
-    JAX says so as a ValueError, or one of its own, as it says everything: there is no class for it. No issue known. Red
-    without it: test_processes_on_jax.py.
+    JAX has no class for it, and raises a ValueError or its general error. No issue known. Red without it:
+    test_processes_on_jax.py.
     """
     names = ("AbortedError", "CancelledError", "DeadlineExceededError", "UnavailableError")
     return type(error).__name__ in names or "Gloo " in str(error)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether the machine or a device has no memory left, as Python, TensorFlow or JAX say so."""
+    """Return whether an error of Python, TensorFlow or JAX means that the machine or a device is out of memory."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "ResourceExhaustedError"
@@ -141,20 +137,18 @@ def last_line(error: BaseException) -> str:
 
 
 def listed(texts: Sequence[str], most: int = 20) -> str:
-    """Return the first texts with commas between them, and how many more there are."""
+    """Return the first texts, separated by commas, and the number of the others."""
     more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
     return ", ".join(map(printable, texts[:most])) + more
 
 
 def shown(value: object) -> str:
-    """Return ``repr(value)``, cut where it is too long for a message."""
+    """Return ``repr(value)``, shortened if it is too long for a message."""
     return cut(_SHORT.repr(value))
 
 
 def one_of(what: str, value: object, allowed: Iterable[str], see: str | None = None) -> str:
-    """Return ``unknown <what> 'value'`` with the nearest match and everything that is allowed.
-
-    ``see`` says where that is listed, in place of a list too long to read.
+    """Return ``unknown <what> 'value'`` with the nearest match and the allowed values, or with ``see`` in their place.
 
     >>> one_of("recipe", "mnits", ["cifar10", "mnist"])
     "unknown recipe 'mnits': did you mean 'mnist'? Allowed: cifar10, mnist"

@@ -1,4 +1,4 @@
-"""Imports of a framework, without its start-up lines and without packages that it would import for nothing."""
+"""Imports frameworks without their start-up messages and without packages that they import needlessly."""
 
 import contextlib
 import importlib
@@ -15,9 +15,9 @@ from tasks.system.machine import without_collections
 
 @contextlib.contextmanager
 def quiet_standard_error() -> Iterator[None]:
-    """Hold back what is written to descriptor 2, and write it only if the block fails for a reason that it may explain.
+    """Hold back the output to descriptor 2, and write it only if the block fails for a reason that it may explain.
 
-    TensorFlow's C++ start-up lines ignore TF_CPP_MIN_LOG_LEVEL.
+    TensorFlow's C++ start-up messages ignore TF_CPP_MIN_LOG_LEVEL.
     """
     with tempfile.TemporaryFile() as held:
         visible = os.dup(2)
@@ -37,7 +37,7 @@ def quiet_standard_error() -> Iterator[None]:
 
 
 def import_quietly(*modules: str) -> None:
-    """Import what a stage needs, with a framework's start-up lines held back, and set who may log."""
+    """Import modules of a stage without a framework's start-up messages, and configure logging."""
     on_tensorflow = os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow"
     left_out = ("matplotlib", "sklearn", "jax") if on_tensorflow else ("matplotlib", "sklearn")
     with quiet_standard_error(), without_collections():
@@ -47,7 +47,7 @@ def import_quietly(*modules: str) -> None:
             for module in modules:
                 importlib.import_module(module)
         if on_tensorflow:
-            tf.config.list_physical_devices()  # Looks for a GPU, and says so at length when there is none.
+            tf.config.list_physical_devices()  # Without a GPU, the first call prints several lines.
     set_who_logs()
 
 
@@ -59,17 +59,17 @@ def devices_of_tensorflow() -> list[str]:
 
 
 def set_who_logs() -> None:
-    """Let errors of all, and what the project itself tells, go to standard error, a line each."""
+    """Log the errors of all packages, and the project's own information, to standard error, one line each."""
     from rich.console import Console
     from rich.highlighter import NullHighlighter
     from rich.logging import RichHandler
 
-    # Lines end at a word where the terminal ends.
+    # Wraps lines at words.
     console = Console(stderr=True, highlight=False)
     plain = RichHandler(
         console=console, show_time=False, show_level=False, show_path=False, highlighter=NullHighlighter()
     )
     logging.basicConfig(level=logging.ERROR, format="%(message)s", handlers=[plain], force=True)
     logging.getLogger("tasks").setLevel(logging.INFO)
-    # It has a handler of its own, and tells of each error that it raises at length, with SQL.
+    # MLflow has its own handler, and logs each error that it raises at length, with SQL.
     logging.getLogger("mlflow").setLevel(logging.ERROR if os.environ.get("STRATAGEM_DEBUG") else logging.CRITICAL)

@@ -1,8 +1,8 @@
-"""How a process ends: with the one that started it, however that dies, because its standard input closes then; and by a
-signal, from the process that started it, a service manager, or a terminal that closes. All signals mean the same.
+"""How a process ends: with its parent, whose death closes the child's standard input; or by a signal from the parent, a
+service manager, or a terminal that closes. All signals have the same effect.
 
-`python -m tasks.system.lifetime COMMAND...` is a guard: it runs a command, and ends it, with all that it started, when
-its standard input closes.
+`python -m tasks.system.lifetime COMMAND...` is a guard: it runs a command, and ends it with all its descendants when
+standard input closes.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ from types import FrameType
 
 from tasks.system import errors
 
-# An interrupted stage ends at its next training step; nobody waits for a step that hangs.
+# The time for an interrupted stage to finish its training step; after that, it is killed.
 GRACE_SECONDS = 15.0
-# A command whose stages have ended reports it to MLflow and Prefect, in a process that imports them. On a busy machine
-# this took more than 15 s, and `stratagem reconcile` had to end a run that was interrupted from a notebook.
+# The time for a command to report to MLflow and Prefect that it was interrupted. On a busy machine, 15 s were too
+# short: `stratagem reconcile` had to end a run that was interrupted from a notebook.
 RECORD_SECONDS = 60.0
 STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM]
-if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # As under nohup.
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it.
     STOP_SIGNALS.append(signal.SIGHUP)
 # Of prctl(2).
 PR_SET_PDEATHSIG = 1
@@ -32,7 +32,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def when_input_closes(end: Callable[[], object], take: Callable[[str], object] = lambda line: None) -> None:
-    """Call ``take`` with each line of this process's standard input, and ``end`` when that closes, in a thread."""
+    """In a thread, call ``take`` with each line of standard input, and ``end`` when standard input closes."""
 
     def read() -> None:
         for line in sys.stdin:
@@ -44,11 +44,11 @@ def when_input_closes(end: Callable[[], object], take: Callable[[str], object] =
 
 @contextlib.contextmanager
 def ended_by_the_kernel() -> Iterator[None]:
-    """Let the kernel end this process when standard input closes within the block, in which Python runs no thread and
-    no request may arrive."""
+    """Let the kernel end this process when standard input closes, for a block in which Python runs no other thread. No
+    request may arrive during the block."""
     flags = fcntl.fcntl(0, fcntl.F_GETFL)
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(0, fcntl.F_SETFL, flags | os.O_ASYNC)  # SIGIO, which ends a process that does not handle it.
+    fcntl.fcntl(0, fcntl.F_SETFL, flags | os.O_ASYNC)  # Sends SIGIO, which ends a process that does not handle it.
     try:
         yield
     finally:
@@ -56,24 +56,24 @@ def ended_by_the_kernel() -> Iterator[None]:
 
 
 def run_guarded(command: list[str]) -> int:
-    """Run a command until it ends or standard input closes; return its exit code, as a shell has it.
+    """Run a command until it ends or standard input closes; return its exit code in the shell's notation.
 
-    Everything that it started ends with it, also processes in sessions of their own, as a Prefect worker's flow runs.
+    All its descendants end with it, including those in other sessions, such as the flow runs of a Prefect worker.
     """
     import psutil  # Takes 0.02 s, and only a guard needs it.
 
-    adopt_orphans()
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # Become the parent of descendants whose own parent has ended.
     guarded = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        close_fds=False,  # It inherits a socket to listen on.
+        close_fds=False,  # The command inherits a socket to listen on.
         process_group=0,
-        preexec_fn=end_with_parent,  # noqa: PLW1509  # No thread runs yet.
+        preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509  # No thread runs yet.
     )
 
     def end() -> None:
-        # A Prefect worker that gets SIGTERM kills its flow runs, each in a session of its own. If they get the signal
-        # first, they save their step and report how they ended.
+        # On SIGTERM, a Prefect worker kills its flow runs, each of which has its own session. If they receive the
+        # signal first, they save their step and report how they ended.
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             started = psutil.Process(guarded.pid).children()
             flow_runs = [one for one in started if os.getsid(one.pid) == one.pid]
@@ -93,24 +93,20 @@ def run_guarded(command: list[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def adopt_orphans() -> None:
-    """Become the parent of processes whose parent, a child of this process, has ended; only on Linux."""
+def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _reap_orphans(guarded: int) -> None:
     """Reap each adopted process until the guarded one ends; otherwise each flow run would leave a zombie."""
-    with contextlib.suppress(ChildProcessError):  # There is no child left.
+    with contextlib.suppress(ChildProcessError):  # No child is left.
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) and ended.si_pid != guarded:
             os.waitid(os.P_PID, ended.si_pid, os.WEXITED | os.WNOHANG)
 
 
 def end_children() -> None:
-    """End the children of this process, and all that they started.
-
-    Each child gets SIGTERM first, so that a training can save its step.
-    """
+    """End the descendants of this process. The children first receive SIGTERM, so that a training can save its step."""
     import psutil
 
     this = psutil.Process()
@@ -124,30 +120,21 @@ def end_children() -> None:
             member.wait(GRACE_SECONDS)
 
 
-def end_with_parent() -> None:
-    """Let the kernel end this process when the one that started it dies; only on Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def ignore_signals() -> None:
-    """Ignore signals: no stage is running, and the process that started this one needs it to end the run."""
+    """Ignore signals: no stage is running, and the parent process needs this one to end the run."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def set_on_signal(stop: threading.Event) -> None:
-    """Let a signal set an event: a training then stops after the checkpoint of its next step."""
+    """Make signals set an event, on which a training saves a checkpoint after its next step and stops."""
     for number in STOP_SIGNALS:
         signal.signal(number, lambda number, frame: stop.set())
 
 
 def raise_on_signal() -> None:
-    """Let the first signal end the stage by an exception; a second one would end the process before it ends the run.
-
-    Raises:
-        KeyboardInterrupt: later, in the main thread.
-    """
+    """Make the first signal raise ``KeyboardInterrupt`` in the main thread. Later signals are ignored: they would end
+    the process before it ends the run."""
 
     def end(number: int, frame: FrameType | None) -> None:
         ignore_signals()

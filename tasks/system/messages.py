@@ -1,4 +1,4 @@
-"""One message for an error of a library, in plain words; messages.yaml is the table."""
+"""Plain messages for errors of libraries; messages.yaml is the table."""
 
 import functools
 import re
@@ -12,18 +12,18 @@ from tasks.system.errors import StratagemError, causes, cut, one_line
 
 
 class KnownMessage(NamedTuple):
-    """A message of a library."""
+    """An entry of the table: a library's error message and its explanation."""
 
     name: str
     pattern: re.Pattern[str]
     says: str
-    """What it means; groups of the pattern may stand in braces."""
+    """What the message means; it may contain groups of the pattern in braces."""
     do: str
 
 
 @functools.cache
 def entries() -> tuple[KnownMessage, ...]:
-    """Return the table, which is read only when there is an error."""
+    """Return the table; it is read only after an error."""
     table = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     return tuple(KnownMessage(name, re.compile(one["is"]), one["says"], one["do"]) for name, one in table.items())
 
@@ -42,12 +42,12 @@ def find_message(error: BaseException) -> tuple[KnownMessage, str] | None:
 
 
 def explain(error: BaseException, place: str, before: str = "") -> StratagemError | None:
-    """Return one message for a full disk, a file that may not be touched, or an error of the table; else None.
+    """Return one message for a full disk, a file without access rights, or an error of the table; else None.
 
     Args:
         error: of any library.
-        place: what cannot be written, if the error does not say it.
-        before: precedes what the table says.
+        place: the path that cannot be written, if the error does not name it.
+        before: precedes the table's explanation.
     """
     if (found := files.find_full_disk(error, place) or files.find_no_access(error)) is not None:
         return found

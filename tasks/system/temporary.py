@@ -1,11 +1,10 @@
 """A temporary folder of one command and its child processes, removed when the command ends.
 
-Child processes have it as TMPDIR: they end by `os._exit` or by a signal and then remove nothing themselves, such as the
-5 to 24 files that TensorFlow's autograph writes for each of them. The command holds a lock on the folder while it
-lives; the next command removes folders whose lock is free. Programs that clear a machine's temporary folder leave
-locked folders alone.
+Child processes use it as TMPDIR: they end by `os._exit` or a signal and remove nothing themselves, such as the 5 to 24
+files that TensorFlow's autograph writes in each of them. The command holds a lock on the folder while it runs; the next
+command removes folders whose lock is free. Programs that clear a machine's temporary folder ignore locked folders.
 
-Its name is short, because a socket's path has at most 107 characters.
+The name is short, because a socket's path has at most 107 characters.
 """
 
 import atexit
@@ -28,7 +27,7 @@ NOTE = "half-written-"
 
 @functools.cache
 def folder() -> Path:
-    """Return this process's temporary folder, which only this user may enter; the first call makes it.
+    """Return this process's temporary folder, which only this user may enter; the first call creates it.
 
     Raises:
         UserError: the machine's temporary folder cannot be written.
@@ -37,7 +36,7 @@ def folder() -> Path:
     try:
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # Open until the process ends.
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # Before the mark, which lets other commands remove it.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # Before the mark: others remove unlocked marked folders.
         (path / MARK).touch()
     except OSError as error:
         raise UserError(
@@ -48,36 +47,36 @@ def folder() -> Path:
 
 
 def note(path: Path) -> None:
-    """Note what this command, or a child process of it, writes outside of the project, such as a file beside the one
-    that it then replaces, or a `files.scratch` folder: if the command is killed, the next one removes it."""
+    """Note a temporary file or `files.scratch` folder that this command or its child process writes outside the
+    project: if the command is killed, the next one removes it."""
     of_command = Path(tempfile.gettempdir())  # In a child process.
     place = of_command if (of_command / MARK).exists() else folder()
     (place / f"{NOTE}{uuid.uuid4().hex[:8]}").symlink_to(path)
 
 
 def half_written() -> list[Path]:
-    """Return what this user's killed commands noted and left."""
+    """Return the existing paths that this user's killed commands noted."""
     return [path for killed in _killed() for path in _noted(killed)]
 
 
 def remove_leftovers() -> list[Path]:
-    """Remove the temporary folders of this user's killed commands, and what these noted; return the latter."""
+    """Remove the temporary folders of this user's killed commands and the paths that they noted; return these paths."""
     removed = []
     for path in _killed():
         with contextlib.suppress(OSError):  # Another command may be doing the same.
             for noted in _noted(path):
                 shutil.rmtree(noted) if noted.is_dir() else noted.unlink()
                 removed.append(noted)
-            # Under another name: a child process that is still ending cannot write into it.
+            # Renamed first, so that a child process that is still ending cannot write into it.
             shutil.rmtree(path.rename(f"{path}.gone"), ignore_errors=True)
     return removed
 
 
 def _killed() -> Iterator[Path]:
-    """Yield the folders of commands that were killed, each while its lock is held."""
-    # Without the mark it is a folder of the user's.
+    """Yield the folders of killed commands; each is locked while the caller uses it."""
+    # A folder without the mark is the user's.
     for path in (mark.parent for mark in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{MARK}")):
-        with contextlib.suppress(OSError):  # It is gone, a link, a file, another user's, or locked.
+        with contextlib.suppress(OSError):  # Removed meanwhile, a link, a file, another user's, or locked.
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 if os.fstat(descriptor).st_uid == os.getuid():

@@ -1,10 +1,10 @@
-"""How sizes, durations and numbers are written for people."""
+"""Formats sizes, durations and numbers for people."""
 
 from rich.filesize import decimal
 
 
 def size(num_bytes: float) -> str:
-    """Return a number of bytes with the unit that fits it, such as 1.2 MB."""
+    """Return a number of bytes with a suitable unit, such as 1.2 MB."""
     return decimal(round(num_bytes))
 
 
@@ -14,7 +14,7 @@ def count(num: int, what: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time with three digits and the unit that fits it, such as 450 ms."""
+    """Return a time with three digits and a suitable unit, such as 450 ms."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
         if (rounded := float(f"{seconds / length:.3g}")) >= 1:
             return f"{rounded:,g} {unit}"
@@ -27,7 +27,7 @@ def number(value: float, digits: int = 6) -> str:
 
 
 def metric(value: float | None, sign: str = "") -> str:
-    """Return a metric with four decimals, from 1,000 on with one; with a plus if ``sign`` is ``+``; - for None."""
+    """Return a metric with four decimals, or with one from 1,000 on; with a plus if ``sign`` is ``+``; - for None."""
     return "-" if value is None else f"{value:{sign},.{4 if abs(value) < 1000 else 1}f}"
 
 

@@ -1,8 +1,8 @@
-"""What this project leans on that its dependencies do not promise, and faults of theirs that it works around.
+"""Uses of private interfaces of dependencies, and workarounds for their faults.
 
-Each function says what upstream does, what breaks without it, and the issue where one is known; some name the test that
-is red without them. All were tried with the versions of TRIED. Nothing is imported before it is needed: a process
-without a framework stays so.
+Each function says what the dependency does, what breaks without the function, and the issue if one is known; some name
+the test that fails without them. All were tried with the versions in TRIED. Imports are inside the functions: this
+module loads no framework.
 """
 
 import contextlib
@@ -27,12 +27,11 @@ TRIED = {
 
 @contextlib.contextmanager
 def importing_without(*packages: str) -> Iterator[None]:
-    """Let imports of these packages fail within the block, unless they are there already.
+    """Make imports of these packages fail within the block, unless they are already imported.
 
-    Keras imports scikit-learn for wrappers that nobody uses here, and with it SciPy's statistics: 0.4 s of the 5.3 s of
-    processor time that a stage process takes to start; and Matplotlib's pyplot for galleries that nobody draws: 0.3 s.
-    TensorFlow imports JAX for a converter: 0.5 s. No issue known.
-    Red without it: test_serve.py.
+    A stage process takes 5.3 s of processor time to start. Keras imports scikit-learn, and with it SciPy's statistics,
+    for wrappers that this project does not use (0.4 s), and Matplotlib's pyplot for galleries that it does not draw
+    (0.3 s). TensorFlow imports JAX for a converter (0.5 s). No issue known. Red without it: test_serve.py.
     """
     left_out = [name for name in packages if name not in sys.modules]
     sys.modules |= dict.fromkeys(left_out)  # type: ignore[arg-type]
@@ -47,10 +46,11 @@ def importing_without(*packages: str) -> Iterator[None]:
 
 
 def data_adapter() -> Any:
-    """Return the class of what ``Model.fit`` reads; Keras asks for subclasses of it, and has no public name for it.
+    """Return the base class of the data sources of ``Model.fit``, for which Keras has no public name.
 
-    Without it an epoch's length would be asked of the dataset, and a distributed one counts a step once for each
-    replica; or found at the end of the data, by a step that has already advanced Dropout's seeds. No issue known.
+    Without it, Keras would take an epoch's length from the dataset, where a distributed dataset counts each step once
+    per replica; or it would find the end of the data with a step that has already advanced Dropout's seeds. No issue
+    known.
     """
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
@@ -58,32 +58,32 @@ def data_adapter() -> Any:
 
 
 def iterate_in_calls(model: Any, receive: Callable[[Any], None]) -> None:
-    """Let a model's ``fit`` hand each of its iterators to ``receive`` instead of building the model from a first batch.
+    """Make a model's ``fit`` pass each iterator to ``receive`` instead of building the model from a first batch.
 
-    Under tf.distribute Keras averages the first batch over all replicas to learn its shape, and fails: keras#20585.
-    The model is built already, and this is the only place where Keras shows the iterator before it reads it. Red
-    without it: test_loops.py, and `fit` in test_parity.py.
+    Under tf.distribute, Keras averages the first batch over all replicas to learn its shape, and fails: keras#20585.
+    The model is already built, and only here does Keras expose the iterator before it reads from it. Red without it:
+    test_loops.py, and `fit` in test_parity.py.
     """
     name = "_maybe_symbolic_build" if hasattr(model, "_maybe_symbolic_build") else "_symbolic_build"  # On JAX.
     setattr(model, name, lambda iterator=None, **_: receive(iterator))
 
 
 def set_calls(iterator: Any, calls: Callable[[], Iterator[tuple[int, int, Any]]]) -> None:
-    """Let an iterator of ``Model.fit`` go through an epoch by (first step, last step, source).
+    """Make an iterator of ``Model.fit`` use these calls for an epoch: (first step, last step, source).
 
-    Its own calls do ``steps_per_execution`` steps each, and the last one of an epoch reads beyond the end. On JAX it
-    asks the distribution once an epoch how to lay out a batch, and fails at a last one that does not divide:
-    keras#21167. Red without it: test_loops.py, test_jax.py.
+    Keras' own calls each run ``steps_per_execution`` steps, and the last call of an epoch reads beyond the end. On JAX,
+    Keras determines the layout of a batch once per epoch, and fails if the last batch is not divisible: keras#21167.
+    Red without it: test_loops.py, test_jax.py.
     """
     iterator._enumerate_iterator = calls
 
 
 def keeping_state(model: Any, function: Callable[[Any, Any], Any], trains: bool) -> Callable[[Any], Any]:
-    """Return a function of (state, iterator) as one of the iterator, which returns the metrics' values.
+    """Return a function of an iterator that keeps the state for ``function`` and returns the metrics' values.
 
-    Between the calls the model keeps the state as in ``Model.fit`` on JAX, so that callbacks find it in the variables,
-    and ``model.jax_state_sync()`` puts it there. Keras has no public way to do that in another loop. No issue known.
-    Red without it: test_jax.py.
+    Between the calls the model has the state, as in ``Model.fit`` on JAX, and ``model.jax_state_sync()`` copies it into
+    the variables, where callbacks read it. Keras has no public way to do that in another loop. No issue known. Red
+    without it: test_jax.py.
     """
     groups = {f"{name}_variables": True for name in ("trainable", "non_trainable", *["optimizer"] * trains, "metrics")}
     model._jax_state_synced, state = True, ()
@@ -100,17 +100,17 @@ def keeping_state(model: Any, function: Callable[[Any, Any], Any], trains: bool)
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Return the layers of a model and of what it contains, without the model; ``Model.layers`` does not look into
-    layers of the user's own. Without it a normalisation in one of them is not found. No issue known."""
+    """Return the layers of a model and of its nested layers, without the model itself. ``Model.layers`` omits the
+    layers inside user-defined layers, such as a normalisation. No issue known."""
     found: list[Any] = model._flatten_layers(include_self=False)
     return found
 
 
 def reset_names() -> None:
-    """Let Keras number the names of layers and variables from the beginning again.
+    """Make Keras number the names of layers and variables from the beginning again.
 
-    It numbers on from model to model: the next one's `dense/kernel` would be `dense_1/kernel`, and a variable's path
-    must be the same in each. The public clear_session forgets much more. No issue known.
+    Keras continues to number from model to model: the next model's `dense/kernel` would be `dense_1/kernel`, but a
+    variable must have the same path in every model. The public clear_session resets much more. No issue known.
     """
     from keras.src.utils import naming
 
@@ -118,9 +118,9 @@ def reset_names() -> None:
 
 
 def bytes_of_variables(model_config: dict[str, Any]) -> int:
-    """Return how many bytes the variables of a saved model would take, without making them: an archive of a kilobyte
-    may ask for terabytes. Keras makes what a stateless scope has put off in the next such scope. No issue known.
-    """
+    """Return the size of a saved model's variables without creating them: an archive of a kilobyte may ask for
+    terabytes. The last line prevents Keras from creating the deferred variables in the next stateless scope. No issue
+    known."""
     import math
 
     import keras
@@ -135,29 +135,29 @@ def bytes_of_variables(model_config: dict[str, Any]) -> int:
 
 
 def rate_of(optimizer: Any) -> Any:
-    """Return an optimizer's learning rate as it was given: a variable, or a schedule, of which the public attribute
-    shows the next step's rate alone. Without it a resume would overwrite a schedule. No issue known."""
+    """Return an optimizer's learning rate as it was given: a variable or a schedule. The public attribute of a schedule
+    is only the rate of the next step, so a resume would overwrite the schedule. No issue known."""
     return optimizer._learning_rate
 
 
 def steps_of(optimizer: Any) -> Any:
-    """Return the variable in which an optimizer counts its steps; the public attribute is a tensor, and counts
-    accumulated steps as one. Without it a schedule cannot be set back. No issue known."""
+    """Return the variable in which an optimizer counts its steps. The public attribute is a tensor that counts
+    accumulated steps as one; without the variable, a schedule cannot be set back. No issue known."""
     return optimizer._iterations
 
 
 def moments_of(adam: Any, variable: Any) -> tuple[Any, Any]:
-    """Return Adam's variables of the two moments of a variable; there is no public way to them. Without them its step
-    on TensorFlow cannot be one operation. No issue known."""
+    """Return the variables of Adam's two moments for a variable; they have no public name. Without them, its step on
+    TensorFlow cannot be one operation. No issue known."""
     index = adam._get_variable_index(variable)
     return adam._momentums[index], adam._velocities[index]
 
 
 def export_as(own: type, keras_own: type) -> None:
-    """Let an exported model name a class of Keras' in the place of one of ours.
+    """Make an exported model name a Keras class instead of one of ours.
 
-    Keras writes the module of a class that is not its own, and the model could not be loaded where this project is not
-    installed. Registering a class publicly needs the registration wherever it is loaded. No issue known.
+    Keras writes the module of a foreign class, so the model could only be loaded where this project is installed.
+    Keras' public registration would be necessary wherever the model is loaded. No issue known.
     """
     from keras.src import api_export
 
@@ -165,19 +165,19 @@ def export_as(own: type, keras_own: type) -> None:
 
 
 def forget_compilation(model: Any) -> None:
-    """Let an exported model not say what it was compiled with.
+    """Remove the arguments of ``compile`` from a model before its export.
 
-    It would name a loss of ours, and could not be loaded where this project is not installed; `model.save` has no
-    option for it. No issue known. Red without it: test_train.py.
+    They may name a loss of ours, and then the model could only be loaded where this project is installed; `model.save`
+    has no option for it. No issue known. Red without it: test_train.py.
     """
     del model._compile_config
 
 
 def leave_tensorflow_alone() -> None:
-    """Let Keras on JAX take TensorFlow for not installed.
+    """Make Keras on JAX behave as if TensorFlow were not installed.
 
-    It imports it wherever it is installed, when it sets seeds and when it saves a model: 5 s for nothing. keras#18455,
-    which was closed with no change.
+    Otherwise Keras imports TensorFlow when it sets seeds and when it saves a model, which takes 5 s without a benefit.
+    keras#18455, closed without a change.
     """
     from keras.src.utils import module_utils
 
@@ -188,10 +188,10 @@ def leave_tensorflow_alone() -> None:
 
 
 def let_gloo_listen_at(host: str) -> None:
-    """Let the sums over processes on CPUs go through this host's address of this machine.
+    """Make Gloo, which sums over processes on CPUs, listen on this address of the machine.
 
-    JAX lets Gloo look up the machine's name, which on Debian is 127.0.1.1, and in a network of its own nothing at all;
-    it has no option for another one. To be called before JAX uses a device. No issue known. Red without it:
+    By default JAX makes Gloo look up the machine's name, which resolves to 127.0.1.1 on Debian and to nothing in an
+    isolated network; JAX has no option for it. Call this before JAX uses a device. No issue known. Red without it:
     test_processes_on_jax.py.
     """
     from jax._src.lib import _jax
@@ -203,11 +203,11 @@ def let_gloo_listen_at(host: str) -> None:
 
 
 def set_heartbeat_timeout(tasks: list[tuple[str, int]], seconds: float) -> None:
-    """Configure the coordination of a cluster's tasks, (job, index), as MultiWorkerMirroredStrategy would, with a
-    time-out of our own.
+    """Configure the coordination of a cluster's tasks, (job, index), as MultiWorkerMirroredStrategy does, but with this
+    timeout.
 
-    The strategy takes none, and the default of 10 seconds ends a training whose member is busy with something else for
-    longer. No issue known.
+    The strategy has no option for it, and its default of 10 seconds ends a training if a member is busy for longer. No
+    issue known.
     """
     from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
     from tensorflow.python.eager import context
@@ -222,20 +222,19 @@ def set_heartbeat_timeout(tasks: list[tuple[str, int]], seconds: float) -> None:
 
 
 def reduction_of(strategy: Any) -> str:
-    """Return the name of what sums a MirroredStrategy's gradients, "none" for a strategy that has no such thing;
-    TensorFlow has no public name for what it chose. Without it records and logs would say what was asked for. No issue
-    known."""
+    """Return the name of the class that sums a MirroredStrategy's gradients, "none" for other strategies. TensorFlow's
+    choice has no public name; without it, records and logs would only show the setting. No issue known."""
     operations = getattr(strategy.extended, "_cross_device_ops", None)
     return "none" if operations is None else type(operations).__name__
 
 
 def bytes_of_file(path: str, size: int) -> Any:
-    """Return a file's bytes as a tensor (size,) of uint8 whose memory is the file itself; to be called in a graph.
+    """Return a file's bytes as a tensor (size,) of uint8 whose memory is the mapped file. Call this in a graph.
 
-    TensorFlow folds what depends on no input into a constant, while it gets a graph ready: it would read the whole file
-    into new memory, and throw that away where it is more than 10 MB. It leaves alone what an allocator shared between
-    operations serves; the attribute here is of such ones, and names none. No issue known.
-    Red without it: test_an_array_larger_than_the_memory_is_read_as_it_lies in test_input.py.
+    While TensorFlow prepares a graph, it folds operations without inputs into constants: it would read the whole file
+    into new memory, and discard the result above 10 MB. It does not fold operations with the attribute of a shared
+    allocator, which is empty here. No issue known. Red without it:
+    test_an_array_larger_than_the_memory_is_read_as_it_lies in test_input.py.
     """
     import tensorflow as tf
     from tensorflow.core.framework.attr_value_pb2 import AttrValue
@@ -249,10 +248,10 @@ def bytes_of_file(path: str, size: int) -> Any:
 
 
 def serialize_the_same_everywhere() -> None:
-    """Let TFDS write the fields of a record in the order of their names.
+    """Make TFDS write the fields of a record in the order of their names.
 
-    It leaves the order to protobuf, where it differs from process to process: equal datasets would differ in their
-    md5, and every clone would change data/<name>/dvc.lock. No issue known.
+    By default protobuf chooses the order, which differs between processes: equal datasets would differ in their md5,
+    and every clone would change data/<name>/dvc.lock. No issue known.
     """
     from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
@@ -263,10 +262,10 @@ def serialize_the_same_everywhere() -> None:
 
 
 def before_each_fetch(builder: Any, provide: Callable[[Any], None]) -> None:
-    """Let ``provide`` see what a TFDS builder asks for, a URL or a structure of them, before TFDS fetches it.
+    """Call ``provide`` with the URL, or the structure of URLs, that a TFDS builder requests, before TFDS fetches it.
 
-    TFDS does not hash what lies in its cache: a valid archive with wrong content is prepared silently. And it asks for
-    what is missing 10 times, 205 s, where there is no network. No issue known. Red without it: test_download.py.
+    TFDS does not hash the files in its cache: it silently prepares a valid archive with wrong content. Without a
+    network, it tries a download 10 times, which takes 205 s. No issue known. Red without it: test_download.py.
     """
 
     def seen(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -286,11 +285,11 @@ def before_each_fetch(builder: Any, provide: Callable[[Any], None]) -> None:
 
 
 def archive_modules() -> tuple[Any, Any, Any, Any]:
-    """Return TFDS' ``checksums`` and ``resource``, by which an archive is named and known in its cache; ``tree``; and
-    the error of one that is not what it must be.
+    """Return TFDS' ``checksums`` and ``resource``, which name and recognise an archive in its cache; ``tree``; and the
+    error for an archive with a wrong checksum.
 
-    None of them is public. Without them no archive can be verified before TFDS trusts it, or be brought by hand. No
-    issue known. Red without it: test_download.py.
+    None of them is public. They are needed to verify an archive before TFDS trusts it, and to use archives that the
+    user provides. No issue known. Red without it: test_download.py.
     """
     from tensorflow_datasets.core.download import checksums, resource
     from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
@@ -304,10 +303,10 @@ def archive_modules() -> tuple[Any, Any, Any, Any]:
 
 @contextlib.contextmanager
 def without_a_look_at_packages() -> Iterator[None]:
-    """Let MLflow save a model without comparing its requirements with the installed packages, which they were made of.
+    """Make MLflow save a model without comparing its requirements with the installed packages, from which they come.
 
-    For it MLflow reads the lists of files of all installed packages: 0.8 s. Only to load a model has an option without
-    it. No issue known. Red without it: test_register.py.
+    For the comparison, MLflow reads the file lists of all installed packages: 0.8 s. It has an option against it only
+    for loading. No issue known. Red without it: test_register.py.
     """
     from mlflow.utils import environment
 

@@ -629,8 +629,6 @@ def test_a_null_that_another_kind_left_in_params_yaml_says_nothing(root):
         ("model.options", {"api_key": "s3cret-1"}),
         ("model.options", {"api_keys": ["s3cret-1", "s3cret-2"]}),
         ("model.options", {"units": [64], "login": {"hub_token": "s3cret-1"}}),
-        ("model.options", {"names": ["hf_s3cret0123456789abcdef"]}),
-        ("model.options", {"key": "-----BEGIN PRIVATE KEY-----\ns3cret"}),
         ("dataset.downloads", "s3://key:s3cret@bucket/archives"),
     ],
 )

@@ -66,8 +66,6 @@ def test_a_password_of_the_environment_is_in_no_message(
         ("model.initial", "s3://me:s3cret@bucket/weights", True),
         ("dataset.source", "ssh://git@host/data", False),
         ("dataset.source", "https://token@host/data", True),
-        ("register.model_name", "sk-iris-classification-with-a-long-name", False),
-        ("register.model_name", "sk-proj-A1b2C3d4E5f6G7h8I9j0", True),
     ],
 )
 def test_a_password_in_a_setting_is_known_by_its_name_or_its_look(name: str, text: str, holds: bool) -> None:

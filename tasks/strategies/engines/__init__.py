@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tasks import config
+from tasks.system import units
 from tasks.system.errors import UserError
-from tasks.system.machine import gpus_in_words, visible_gpus
+from tasks.system.machine import visible_gpus
 
 if TYPE_CHECKING:
     from tasks.strategies.engines.isolation import Network
@@ -210,7 +211,8 @@ def joined_member(
     ):  # JAX makes CPU devices where there are no GPUs.
         if wanted > len(gpus):
             raise UserError(
-                f"strategy.devices = {wanted}: this machine has {gpus_in_words(gpus)}. Use fewer, or null for all"
+                f"strategy.devices = {wanted}: this machine has {units.count(len(gpus), 'GPU')}. Use fewer, or "
+                "null for all"
             )
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[:wanted])
     first = ("chief" if "chief" in cluster else "worker", 0)

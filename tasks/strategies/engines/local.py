@@ -5,8 +5,9 @@ import os
 
 from tasks import config
 from tasks.strategies.engines import Member, isolation, members_at
+from tasks.system import units
 from tasks.system.errors import UserError
-from tasks.system.machine import free_ports, gpus_in_words, usable_cores, visible_gpus
+from tasks.system.machine import free_ports, usable_cores, visible_gpus
 
 SHARED_NETWORK = None
 STARTS_ALL = True
@@ -52,7 +53,7 @@ def _gpus_of_workers(section: config.AnyCluster) -> list[list[str]]:
         )
     if gpus and not share:
         raise UserError(
-            f"strategy.workers = {workers}: this machine has {gpus_in_words(gpus)}, but each worker needs one of "
-            f"its own. Set strategy.workers={len(gpus)}, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+            f"strategy.workers = {workers}: this machine has {units.count(len(gpus), 'GPU')}, but each worker "
+            f"needs one of its own. Set strategy.workers={len(gpus)}, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
         )
     return [gpus[worker * share : (worker + 1) * share] for worker in range(workers)] if gpus else []

@@ -1,6 +1,5 @@
 """Check within a second, and before importing a framework, whether there is a TPU to train on."""
 
-import functools
 from glob import glob
 
 from tasks import config
@@ -31,8 +30,7 @@ def check(section: config.Tpu) -> None:
         )
     if name.startswith("grpc://"):
         host, _, port = name.split(",")[0].removeprefix("grpc://").partition(":")
-        ask = functools.partial(network.connection_error, host, port or "8470", ANSWER_SECONDS)
-        if network.with_timeout(ANSWER_SECONDS, ask, TimeoutError()) is not None:
+        if network.connection_error(host, port or "8470", ANSWER_SECONDS) is not None:
             raise UserError(
                 f"strategy.kind = 'tpu': nothing answers at {name}. Set strategy.tpu=grpc://ADDRESS:8470 of a "
                 "running TPU"
