@@ -117,13 +117,13 @@ def ending(quiet: bool = False, verbose: bool = False, debug: bool = False) -> I
         verbose: see ``is_verbose``.
         debug: also show tracebacks.
     """
-    from tasks.process.child import keep_private, show_tracebacks
+    from tasks.process.child import keep_private
     from tasks.system.network import without_secrets
 
     keep_private()
     _verbose.set(verbose or debug)
     if debug:
-        show_tracebacks()
+        os.environ["STRATAGEM_DEBUG"] = "1"
     errors = sys.stderr
     if quiet:
         errors = os.fdopen(os.dup(2), "w", encoding="utf-8")

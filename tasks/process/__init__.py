@@ -1,6 +1,6 @@
-"""Child processes: their start, environment, requests and answers. Each ends with the process that started it.
+"""Child processes: their start, environment, requests and answers. Each ends with its parent process.
 
-docs/processes.md says which processes there are, who starts and ends them, and who signals whom. `stages` is the table
-of requests: `client` and `child` send them, `cluster` forwards them to the members of a strategy, and `serve` answers
-in the other process. `tracked` contains the stages of a run, `experiments` those of comparisons and sweeps.
+docs/processes.md describes the processes: who starts and ends them, and who signals whom. `stages` is the table of
+requests: `client` and `child` send them, `cluster` forwards them to the members of a strategy, and `serve` answers in
+the other process. `tracked` contains the stages of a run, `experiments` those of comparisons and sweeps.
 """

@@ -1,6 +1,6 @@
-"""The environment and the commands of `python -m tasks`, calls of a single stage, and `stratagem` in another folder.
+"""The environment and the commands of `python -m tasks`; calls of a single stage, and of `stratagem` in another folder.
 
-This process raises a child's errors again, with the same classes.
+A child's errors are raised again in this process, with the same classes.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ MIN_JAX_THREADS = 32
 
 
 def keep_private() -> None:
-    """Hide this process' files from other users, and move passwords out of the addresses in its environment; name its
-    user if it has no name, and bypass proxies for servers on this machine.
+    """Make this process's files private, move passwords out of the addresses in its environment, bypass proxies for
+    servers on this machine, and name its user if it has no name.
 
     `chmod g+ws mlruns` shares mlruns/ with a team: its group may then read and write.
     """
@@ -46,11 +46,6 @@ def keep_private() -> None:
         os.environ["LOGNAME"] = f"user{os.getuid()}"
 
 
-def show_tracebacks() -> None:
-    """Make processes that start from now on show their tracebacks."""
-    os.environ["STRATAGEM_DEBUG"] = "1"
-
-
 def stage_environment(settings: config.Settings | None) -> dict[str, str]:
     """Return the environment of a process that runs stages with these settings."""
     environment = {
@@ -59,7 +54,7 @@ def stage_environment(settings: config.Settings | None) -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",  # TensorFlow imports JAX, which would take the GPU's memory from TensorFlow.
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        # By default MLflow's client tries for minutes if a server hangs.
+        # By default, MLflow's client retries for minutes if a server hangs.
         "MLFLOW_HTTP_REQUEST_TIMEOUT": os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", "10"),
         # A retry after a lost reply would create a second run for the same training. tracking/ checks first.
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -70,12 +65,12 @@ def stage_environment(settings: config.Settings | None) -> dict[str, str]:
         "TMPDIR": str(temporary.folder()),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
-    # Stages do not need these, least of all a key; the stage process starts before they are set.
+    # Stages do not need these, and one is a key; the stage process starts before they are set.
     for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
         environment.pop(name, None)
-    environment.pop("STRATAGEM_ERROR", None)  # The file for the error of this process.
+    environment.pop("STRATAGEM_ERROR", None)  # The file for this process's own error.
     environment.pop("TF_CONFIG", None)  # The launcher defines the members of a cluster.
-    environment.pop("PYTHONWARNINGS", None)  # As errors, Keras' own warnings would end each training.
+    environment.pop("PYTHONWARNINGS", None)  # If warnings are errors, those of Keras end each training.
     if settings is not None:
         environment |= settings.strategy.environment
         if settings.strategy.backend == "jax":
@@ -111,7 +106,7 @@ def stage_command(*arguments: str) -> list[str]:
 
 
 def guarded(command: Sequence[str]) -> list[str]:
-    """Return a command that ends, with all its children, when its standard input closes."""
+    """Return a command that ends with all its children when its standard input closes."""
     return [sys.executable, "-m", "tasks.system.lifetime", *command]
 
 
@@ -134,9 +129,9 @@ def call(
         ProcessDied: its process died.
         BrokenPipeError: the reader of its output has closed the pipe.
     """
-    # It inherits the descriptors that the caller made inheritable.
     group = 0 if row.ends_itself else None
     environment = stage_environment(None) | ({"STRATAGEM_KEY": key} if key is not None else {})
+    # With close_fds=False, it inherits the descriptors that the caller made inheritable.
     child = Child(stage_command("call"), environment, cwd=config.project_root(), process_group=group, close_fds=False)
     try:
         child.send({"id": 0, "stage": row.name, "arguments": to_json(given)})
@@ -168,7 +163,7 @@ def to_json(arguments: Message) -> Message:
 def run_command(arguments: Sequence[str], folder: Path) -> str:
     """Run `stratagem` in a folder, with the code there, and return its standard output.
 
-    It ends as after Ctrl-C when this process is interrupted or dies.
+    If this process is interrupted or dies, the command ends as after Ctrl-C.
 
     Raises:
         UserError: the command refused its arguments.

@@ -1,7 +1,7 @@
-"""Sends requests, the rows of `stages`, to the stage process (`serve`); has functions for stages that need more steps.
+"""Sends the requests of `stages` to the stage process (`serve`), and has functions for stages that need further steps.
 
 The stage process imports its framework once and then serves train, evaluate and register. It starts as early as
-possible, so that its imports overlap with the start of Prefect and DVC. In a cluster it is the chief.
+possible, so that its imports overlap with the start of Prefect and DVC. In a cluster, it is the chief.
 """
 
 import atexit
@@ -24,7 +24,7 @@ from tasks.strategies import engines
 from tasks.system.errors import Interrupted, StratagemError, UserError
 
 STEPS_OF_PACE = 10
-"""Steps in one call when the time of a step is measured, so that the call itself hardly counts."""
+"""Steps per call for measuring the time of a step; with many steps, the call itself hardly counts."""
 
 
 class _ThreadState(threading.local):
@@ -41,7 +41,7 @@ _running: set[StageProcesses] = set()
 
 
 def fixed_at_start(settings: config.Settings) -> str:
-    """Return what a running process cannot change: environment, devices, and whether kernels are deterministic."""
+    """Return what is fixed when a process starts: environment, devices, and whether kernels are deterministic."""
     given = settings.strategy.model_dump(), settings.train.deterministic
     return json.dumps([stage_environment(settings), *given])
 
@@ -68,7 +68,7 @@ def _find_running(settings: config.Settings, cluster: config.Cluster | None) -> 
     running = _own.processes
     if running is None or _own.fixed != fixed_at_start(settings):
         return None
-    # After a failed training the chief can still run the stages that need no other member.
+    # After a failed training, the chief can still run the stages that need no other member.
     enough = running.first.alive if cluster is None else running.usable and running.cluster is not None
     return running if enough else None
 
@@ -82,7 +82,7 @@ def stop_processes() -> None:
 
 
 def give_places_up(settings: config.Settings) -> None:
-    """End the stage process of this thread if it holds places on a cluster that other runs may wait for."""
+    """End the stage process of this thread if it occupies places on a cluster that other runs may wait for."""
     if settings.strategy.cluster is not None and engines.find_placing(settings.strategy.cluster) is not None:
         stop_processes()
 
@@ -116,10 +116,10 @@ def peak_memory_bytes() -> int | None:
 
 
 def call(stage: Stage[..., Output], settings: config.Settings, /, **given: Any) -> Output:
-    """Have the stage process run a stage, and return its result.
+    """Run a stage in the stage process, and return its result.
 
     Args:
-        stage: a row of `stages`. This module has functions for stages that need more than a request.
+        stage: a row of `stages`. This module has functions for stages that need further steps.
         settings: determine the process.
         given: records and JSON values.
 
@@ -150,7 +150,7 @@ def call(stage: Stage[..., Output], settings: config.Settings, /, **given: Any) 
 
 
 def measure_pace(settings: config.Settings, prepared: PreparedDataset, examples: int) -> Pace:
-    """Return the seconds of a step with ``examples`` examples on one device of this machine, for any strategy."""
+    """Return the duration of a step with this number of examples on one device of this machine."""
     train = {"per_replica_batch_size": examples, "global_batch_size": None, "steps_per_execution": STEPS_OF_PACE}
     alone = settings.model_copy(
         update={
@@ -162,7 +162,7 @@ def measure_pace(settings: config.Settings, prepared: PreparedDataset, examples:
 
 
 def train(settings: config.Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
-    """Train; record in the result and in MLflow why members of the cluster were restarted."""
+    """Train, and record in the result and in MLflow why members of the cluster were restarted."""
     _own.restarts = ()
     try:
         with remote.copied_meanwhile(run, settings.checkpoint.remote):
@@ -182,7 +182,7 @@ def restarts() -> tuple[str, ...]:
 def evaluate(
     settings: config.Settings, prepared: PreparedDataset, training: TrainingResult, run: Run
 ) -> EvaluationResult:
-    """Evaluate, on the devices of the run's strategy or on one."""
+    """Evaluate on the devices of the run's strategy or on one device."""
     settings = _evaluable(settings)
     stage = stages.evaluate if settings.evaluates_on_all_devices else stages.evaluate_on_one_device
     return stage(settings, prepared=prepared, training=training, run=run)
@@ -202,16 +202,16 @@ def write_report(settings: config.Settings, run: Run, seconds: dict[str, float] 
 
 
 def assist(settings: config.Settings, prepared: PreparedDataset, evaluates: bool) -> None:
-    """Do the part of a worker that someone else started: run the requests that a chief sends to its own workers."""
+    """Run a worker that someone else started: process the requests that a chief sends to its own workers."""
     processes = start_processes(settings)
-    # Building a model waits for all members, so each member runs all stages in the chief's order.
+    # Building a model waits for all members, so each member runs all stages in the same order as the chief.
     for stage in ("check", "train", *(["evaluate"] if evaluates else [])):
         processes.call(stage, {"settings": settings.to_json(), **to_json({"prepared": prepared})})
 
 
 def _evaluable(settings: config.Settings) -> config.Settings:
-    """Return the settings, changed to one device if the run's cluster is not available: a laptop can evaluate a run of
-    eight machines."""
+    """Return the settings, with one device if the run's cluster is not available: a laptop can evaluate a run of eight
+    machines."""
     cluster, evaluate = settings.strategy.cluster, settings.evaluate
     if not settings.evaluates_on_all_devices or cluster is None or _find_running(settings, cluster) is not None:
         return settings

@@ -1,9 +1,8 @@
-"""The processes of one strategy: starts them, sends them requests, collects their answers, and restarts them when one
-is lost.
+"""The processes of a strategy: starts them, sends requests, collects the answers, and restarts them when one is lost.
 
-One of them is the chief, `python -m tasks serve`. In a cluster, the others are workers that train with it (`assist`) or
-servers that it gives work to (`tf_server`). Requests and answers are JSON lines. Each process ends when its standard
-input closes, so none outlives the process that started it.
+One of them is the chief, `python -m tasks serve`. In a cluster, the others are workers that train with the chief
+(`assist`) or servers that receive work from it (`tf_server`). Requests and answers are JSON lines. Each process ends
+when its standard input closes, so none outlives its parent.
 """
 
 import contextlib
@@ -33,25 +32,22 @@ if TYPE_CHECKING:  # A process without a cluster does not need them.
     from tasks.strategies.engines.isolation import Network
 
 START_SECONDS = 300.0
-"""From a request until the first heartbeat of a process that builds the strategy for it: imports on a busy machine, and
-waiting for the last of its peers."""
+"""The maximum time from a request to the first heartbeat of a process that builds the strategy: it includes imports on
+a busy machine, and waiting for the last peer."""
 LOST_PEER_SECONDS = 5.0
-"""When a process fails because another one died, that death is noticed within this time."""
+"""When a process fails because another one died, this process notices that death within this time."""
 POLL_SECONDS = 1.0
-
-# A process and its message; None is its end.
-Replies = SimpleQueue[tuple[Any, Message | None]]
 
 
 class MemberProcess(Child):
-    """A member of a cluster on this machine, or the only process of a strategy without one."""
+    """A member of a cluster on this machine, or the only process of a strategy without a cluster."""
 
     has_place = True
     """Whether it can be restarted at the same place."""
     begun = False
     """Whether it has sent a heartbeat."""
     silent_seconds = 0.0
-    """Since its last message, or since the request that runs."""
+    """The time since its last message or the current request."""
 
     def __init__(
         self, member: Member, entry: str, command: Sequence[str], environment: Mapping[str, str], **options: Any
@@ -63,7 +59,7 @@ class MemberProcess(Child):
 
 
 OneProcess: TypeAlias = "MemberProcess | PlacedProcess"
-"""On this machine, or on another one."""
+"""A member on this machine, or on another one."""
 
 
 class _Lost(Exception):
@@ -73,8 +69,8 @@ class _Lost(Exception):
 class StageProcesses:
     """The process that runs the stages, and the other members of its cluster.
 
-    When a member is lost during a request, all of them are ended and started again, and the training continues from its
-    latest checkpoint. A lost worker of parameter servers is restarted alone.
+    When a member is lost during a request, all members are restarted, and the training continues from its latest
+    checkpoint. A lost worker of parameter servers is restarted alone.
     """
 
     def __init__(
@@ -83,19 +79,20 @@ class StageProcesses:
         """Start the processes.
 
         Args:
-            cluster: the strategy, if several processes train together; None starts one process alone.
-            environment: of every process; a member adds its own.
+            cluster: the strategy, if several processes train together; None starts a single process.
+            environment: the environment of every process; a member adds its own variables.
             worker_counts: allowed numbers of workers on other machines, the largest first; ``workers`` if empty.
         """
         self.cluster = cluster
         self.restarts: list[str] = []
-        """Why members were restarted since the run was started or resumed."""
+        """The reasons for restarts since the run was started or resumed."""
         self.processes: list[OneProcess] = []
-        """The chief first; or the one member that this command starts."""
+        """The chief first; or the only member that this command starts."""
         self._members = [engines.ALONE] if cluster is None else engines.members(cluster)
         self._environment = dict(environment)
         self._worker_counts = worker_counts
-        self._replies: Replies = SimpleQueue()
+        self._replies: SimpleQueue[tuple[Any, Message | None]] = SimpleQueue()
+        """Processes with their messages; None is the end of a process."""
         self._logs: Logs | None = None
         self._network: Network | None = None
         self._placement: Allocation | None = None
@@ -116,7 +113,7 @@ class StageProcesses:
 
     @property
     def first(self) -> OneProcess:
-        """The chief; or the one member that this command starts."""
+        """The chief; or the only member that this command starts."""
         return self.processes[0]
 
     @property
@@ -136,7 +133,7 @@ class StageProcesses:
         return engines.is_foreign(self.cluster)
 
     def _place(self) -> None:
-        """Reserve places on other machines, where an engine starts the members there."""
+        """Reserve places on other machines if an engine starts the members there."""
         engine = engines.find_placing(self.cluster) if self.cluster is not None else None
         if self.cluster is None or self._logs is None or engine is None:
             return
@@ -147,16 +144,15 @@ class StageProcesses:
         self._replies = SimpleQueue()
         counts, log = self._worker_counts or [self.cluster.workers], self._logs.of(self.cluster.launcher or "")
         self._placement = Allocation(engine, self.cluster, counts, self._cpus, log, self._replies)
-        self._cpus = self._placement.cpus  # Another number of threads would change the last digits of the results.
+        self._cpus = self._placement.cpus  # A different number of threads would change the last digits of the results.
         self._members = self._placement.members
 
     def _start(self) -> None:
-        """Start all members at their places."""
         if self._placement is None:
             self._replies = SimpleQueue()
         self.processes = []
         for member in self._members:
-            self.processes.append(self._open(member))  # One by one: `close` ends those that have started.
+            self.processes.append(self._open(member))  # One by one, so that `close` ends those that have started.
 
     def _open(self, member: Member) -> OneProcess:
         entry = "serve"
@@ -184,21 +180,21 @@ class StageProcesses:
 
         Raises:
             UserError: the stage refused its input.
-            StratagemError: the stage failed, or processes died more often than they may be restarted.
-            ProcessDied: the only process, or the chief while it worked alone, died.
-            Interrupted: the stage was stopped by Ctrl-C or SIGTERM.
+            StratagemError: the stage failed, or processes died more often than restarts are allowed.
+            ProcessDied: the only process, or the chief during a stage of its own, died.
+            Interrupted: Ctrl-C or SIGTERM stopped the stage.
         """
         row = STAGES[stage]
         if row.starts_run:
             self.restarts = []
             if self.cluster is not None:
-                # First: a member that is lost meanwhile must not leave a run that nobody ends.
+                # Before the run starts, because a member that is lost meanwhile would leave a run that nobody ends.
                 self._call(STAGES["check"], {name: arguments[name] for name in ("settings", "prepared")})
         return self._call(row, arguments)
 
     def _call(self, row: Stage[..., Any], arguments: dict[str, Any]) -> Any:
         folder = config.project_root() / arguments["run"]["folder"] if row.is_shared and "run" in arguments else None
-        # A training follows a check. An evaluation may be the first request: the logs are not open yet.
+        # A training follows a check, so the logs are open. An evaluation may be the first request.
         if row.name == "train":
             self._move_logs(folder)
         try:
@@ -212,7 +208,7 @@ class StageProcesses:
         except StratagemError as error:
             self._failed = self._failed or not isinstance(error, UserError)
             raise
-        except BaseException as stop:  # Ctrl-C, SIGTERM, or Prefect's, when it cancels a run.
+        except BaseException as stop:  # Ctrl-C, SIGTERM, or Prefect's exception when it cancels a run.
             self._failed, said = True, self._interrupt()
             by_hand = isinstance(stop, KeyboardInterrupt) and not isinstance(stop, Terminated)
             if row.is_shared and self.is_foreign and not by_hand:
@@ -220,20 +216,20 @@ class StageProcesses:
                 raise Preempted(f"{row.name} stopped on a signal: {said}") from None
             if isinstance(stop, KeyboardInterrupt):
                 raise Interrupted(said or f"{row.name} was interrupted", getattr(stop, "exit_code", 130)) from None
-            if not isinstance(stop, Exception):  # Prefect's signal does not say why; the run's status does.
+            if not isinstance(stop, Exception):  # Prefect's exception gives no reason, but the run's status needs one.
                 stop.args = (said or f"{row.name} was interrupted",)
             raise
 
     def _move_logs(self, run_folder: Path | None) -> None:
-        """Keep the logs with a run from now on."""
         if self._logs is not None and run_folder is not None:
             self._logs.move_to(run_folder)
 
     def stand_by(self) -> None:
-        """Keep the one member that runs here alive until the chief, which runs elsewhere, has ended.
+        """Keep the only local member alive until the chief, which runs elsewhere, has ended.
 
         The chief listens on its address in TF_CONFIG as soon as it knows the cluster. A worker that has done its part
-        stays because the chief may still be receiving it. It may die, as JAX ends a process that loses its chief.
+        stays, because the chief may still be receiving its results. It may die: JAX ends a process that loses its
+        chief.
 
         Raises:
             StratagemError: the member died and may not be restarted.
@@ -241,12 +237,12 @@ class StageProcesses:
         cluster = json.loads(self.first.member.environment["TF_CONFIG"])["cluster"]
         host, _, port = cluster["chief" if "chief" in cluster else "worker"][0].rpartition(":")
         limit = self.cluster.heartbeat_timeout_seconds if self.cluster is not None else 0.0
-        # A worker has met the chief; a server may be waiting for one that someone has yet to start.
+        # A worker has already met the chief; a server may be waiting for a chief that has not started yet.
         seen_at = time.monotonic() if self.first.entry == "assist" else math.inf
         try:
             while True:
                 error, now = network.connection_error(host, int(port), limit), time.monotonic()
-                # A refusal comes from the machine itself: nobody listens there. Other errors may be the network's.
+                # A refused connection means that the chief no longer listens; other errors may be the network's.
                 if error is None:
                     seen_at = now
                 elif now - seen_at > (0.0 if isinstance(error, ConnectionRefusedError) else limit):
@@ -262,7 +258,7 @@ class StageProcesses:
 
     def close(self) -> None:
         """End all processes and wait for them."""
-        for process in self.processes:  # The chief first: TensorFlow would log at length that the others are gone.
+        for process in self.processes:  # The chief first: it would log at length that the others ended.
             process.close()
         if self._placement is not None:
             self._placement.close()
@@ -272,7 +268,8 @@ class StageProcesses:
             self._logs.close(went_well=not self._failed and not self.restarts)
 
     def _exchange(self, row: Stage[..., Any], arguments: dict[str, Any]) -> Any:
-        """Send a request to all processes that take part in it; return the chief's record when all have answered."""
+        """Send a request to all processes that take part in it, and return the chief's record when all have
+        answered."""
         self._num_requests += 1
         asked = [one for one in self.processes if one is self.first or (row.is_shared and one.entry == "assist")]
         for one in self.processes:
@@ -299,26 +296,26 @@ class StageProcesses:
         if not any("error" in reply for reply in answers.values()):
             return answers[self.first]["record"]
         silent = [one for one in asked if one not in answers]
-        for one in silent:  # They wait for members that have failed, and would never read another request.
+        for one in silent:  # They wait for members that have failed, and would not read another request.
             one.kill()
         self._broken = self._broken or bool(silent)
         raise self._failure(row, answers, silent)
 
     def _listen(self, watch: bool = True) -> "tuple[OneProcess | None, Message | None]":
-        """Return a process and its message, None for its end; (None, None) if no message comes for a while.
+        """Return a process and its message, None for its end; (None, None) if no message arrives for a while.
 
         Args:
-            watch: for members of a cluster that have sent no heartbeat for too long.
+            watch: look for members of a cluster that have sent no heartbeat for too long.
 
         Raises:
-            _Lost: there is one.
+            _Lost: such a member was found.
         """
         began = time.monotonic()
         process: OneProcess | None = None
         reply: Message | None = None
         with contextlib.suppress(Empty):
             process, reply = self._replies.get(timeout=POLL_SECONDS)
-        # Not the time since the last heartbeat: after this process itself was stopped, all members would look silent.
+        # Not the time since the last heartbeat: if this process itself was stopped, all members would seem silent.
         waited = min(time.monotonic() - began, POLL_SECONDS)
         for one in self.processes:
             one.silent_seconds = 0.0 if one is process else one.silent_seconds + waited
@@ -327,7 +324,7 @@ class StageProcesses:
             process.begun = True
         if watch and self.cluster is not None:
             begun = self.cluster.heartbeat_timeout_seconds
-            # Building a strategy waits for all members, including those that someone else has yet to start.
+            # Building a strategy waits for all members, including those that someone else starts later.
             starting = math.inf if self.is_foreign else max(begun, START_SECONDS)
             for one in list(self.processes):
                 limit = begun if one.begun else starting
@@ -338,7 +335,7 @@ class StageProcesses:
         return process, reply
 
     def _handle_death(self, process: OneProcess, row: Stage[..., Any], missed: bool) -> None:
-        """Handle the death of a process during a request; it is not missed if it has answered."""
+        """Handle the death of a process during a request; ``missed`` is False if it has already answered."""
         if missed and row.is_shared and self.cluster is not None:
             self._lose(process, f"died ({process.death})")
             return
@@ -368,7 +365,7 @@ class StageProcesses:
         raise _Lost(f"{reason}; no workers are left")
 
     def _failure(self, row: Stage[..., Any], answers: dict[OneProcess, Message], silent: list[OneProcess]) -> Exception:
-        """Return one error for all answers: a user's mistake comes first, then a lost member, then a failure."""
+        """Return one error for all answers: a user's mistake if there is one, else a lost member, else a failure."""
         failed = [(process, reply) for process, reply in answers.items() if "error" in reply]
         failed.sort(key=lambda pair: (pair[1]["type"] == "StratagemError", pair[0] is not self.first))
         process, reply = failed[0]
@@ -378,7 +375,7 @@ class StageProcesses:
                 f"{silent[0].member.name} no longer answers" if silent else f"{lost[0].member.name} lost its peers"
             )
         error = errors.from_json(reply)
-        if isinstance(error, Interrupted):  # The signal went to that process, not to this command.
+        if isinstance(error, Interrupted):  # That process received the signal, not this command.
             stopped = ", ".join(one.member.name for one, answer in failed if answer.get("told_to_stop"))
             if self.cluster is None:
                 return Interrupted(str(error), Terminated.exit_code)
@@ -390,7 +387,7 @@ class StageProcesses:
         return error
 
     def _restart(self, stage: str, reason: str) -> None:
-        """End all processes, and restart them if that is allowed."""
+        """End all processes, and restart them if another restart is allowed."""
         for process in self.processes:
             process.kill()
         self._broken = True
@@ -421,7 +418,7 @@ class StageProcesses:
     def _interrupt(self) -> str | None:
         """Stop the running stage, a training after a checkpoint, and return its message.
 
-        The chief keeps serving, so that the run can be ended properly. A second signal ends everything at once.
+        The chief continues to serve, so that it can end the run properly. A second signal kills all processes.
         """
 
         def stop_at_once(number: int, frame: object) -> None:
@@ -430,7 +427,7 @@ class StageProcesses:
             os.write(2, b"stopped at once; the next run, or `stratagem reconcile`, ends the run\n")
             os._exit(128 + number)
 
-        heard = [one for one in lifetime.STOP_SIGNALS if signal.getsignal(one) != signal.SIG_IGN]  # As under nohup.
+        heard = [one for one in lifetime.STOP_SIGNALS if signal.getsignal(one) != signal.SIG_IGN]  # See nohup.
         before = {number: signal.signal(number, stop_at_once) for number in heard}
         said = None
         try:
@@ -441,7 +438,7 @@ class StageProcesses:
                 if process is not self.first:
                     continue
                 if reply is None:
-                    process.close()  # Wait for its end: otherwise it would be sent the next request.
+                    process.close()  # Wait for its end: otherwise the next request would be sent to it.
                     break
                 if reply.get("id") == self._num_requests:
                     said = reply.get("error")
@@ -459,7 +456,7 @@ class Logs:
     """A folder with a log for each member: in mlruns/logs/ until they train for a run, then in the run's folder."""
 
     def __init__(self) -> None:
-        # The trials of a sweep have a cluster each, in threads of one process.
+        # Each trial of a sweep has its own cluster, in a thread of one process.
         name = time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}-{uuid.uuid4().hex[:4]}", time.gmtime())
         self._without_run = config.project_root() / "mlruns" / "logs"
         self._folder = self._without_run / name
@@ -474,7 +471,7 @@ class Logs:
         return self._folder / f"{name.replace(' ', '-')}.log"
 
     def move_to(self, run_folder: Path) -> None:
-        """Keep them with a run from now on."""
+        """Move the logs, including future messages, to a run's folder."""
         folder = run_folder / "logs"
         if self._folder.parent != folder:
             folder.mkdir(parents=True, exist_ok=True)

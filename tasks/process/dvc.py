@@ -1,4 +1,4 @@
-"""The lock for DVC, which works for one command at a time, and DVC's settings on this machine."""
+"""The lock for DVC, which runs one command at a time, and DVC's settings on this machine."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ BUSY_SECONDS = 600.0
 
 @contextlib.contextmanager
 def at_work(root: Path, seconds: float | None = None) -> Iterator[None]:
-    """Hold the lock on DVC's work in a project: a second command waits for it, but DVC itself would fail at once.
+    """Hold the lock for DVC in a project: a second command waits for it, but DVC itself would fail at once.
 
     Args:
         root: the project's folder.
@@ -43,10 +43,10 @@ def at_work(root: Path, seconds: float | None = None) -> Iterator[None]:
 def configure() -> None:
     """Create .dvc/site, which only this user may enter, for DVC's hashes of files; without git, set `core.no_scm`, too.
 
-    By default DVC keeps them in /var/tmp/dvc, where every user may write, and its diskcache unpickles the files there
-    (CVE-2025-69872). DVC does not resolve a relative path, so .dvc/config.local, which is not shared, has the absolute
-    one; until it exists, plain DVC follows .dvc/config: .dvc_site in the current folder. DVC_SITE_CACHE_DIR takes
-    precedence.
+    By default, DVC stores them in /var/tmp/dvc, where every user may write, and its diskcache unpickles the files there
+    (CVE-2025-69872). DVC does not resolve relative paths, so .dvc/config.local, which is not shared, has the absolute
+    path; until that file exists, plain DVC follows .dvc/config: .dvc_site in the current folder. DVC_SITE_CACHE_DIR
+    takes precedence.
 
     Raises:
         UserError: .dvc cannot be written.
@@ -67,8 +67,8 @@ def configure() -> None:
 
 
 def _set_core(path: Path, wanted: dict[str, str]) -> None:
-    """Set missing values in DVC's local configuration, and replace the path of a project that was moved."""
-    from configobj import ConfigObj  # Imported here, because half of all commands need no data.
+    """Set missing values in DVC's local configuration, and correct the path of a project that was moved."""
+    from configobj import ConfigObj  # Imported here, because half of the commands need no data.
 
     known = ConfigObj(str(path), encoding="utf-8")
     before = dict(known.get("core", {}))
@@ -77,14 +77,14 @@ def _set_core(path: Path, wanted: dict[str, str]) -> None:
     if core != before:
         known["core"] = core
         with files.replacing(path) as written:
-            written.touch(0o600)  # A user may keep a remote's password in it.
+            written.touch(0o600)  # It may contain a remote's password.
             known.filename = str(written)
             known.write()
 
 
 def damaged_databases(root: Path) -> list[Path]:
-    """Return the databases in .dvc/site that DVC cannot read. They hold only hashes of files: DVC creates a missing one
-    again."""
+    """Return the databases in .dvc/site that DVC cannot read. They only contain hashes of files, and DVC creates a
+    missing database again."""
     found = []
     for path in sorted((root / ".dvc" / "site").rglob("*.db")):
         try:

@@ -1,7 +1,6 @@
-"""DVC's Python interface, in a process of its own: makes data, or moves them to its remote or from there.
+"""Calls DVC's Python interface in a separate process: prepares data, pushes them to DVC's remote, or pulls them.
 
-A stage leaves its own error in the file STRATAGEM_ERROR; what DVC itself refuses is known by the class of its
-exception: one message whatever DVC calls it, and no second run to learn what the first one said.
+A stage writes its own error to the file STRATAGEM_ERROR; DVC's own errors are recognised by their classes.
 """
 
 import contextlib
@@ -29,8 +28,8 @@ LOGGERS = ("dvc", "dvc_data", "dvc_objects")
 
 
 class LastError(logging.Handler):
-    """Keeps what DVC only logs: why its cache did not take a file. Nothing goes to the terminal, where the stage tells
-    of its progress."""
+    """Keeps the last error that DVC logs: only the log says why its cache did not accept a file. Nothing is printed,
+    because the stage prints its progress."""
 
     error: BaseException | None = None
 
@@ -41,15 +40,15 @@ class LastError(logging.Handler):
 
 
 def reproduce(target: str, force: bool, downloads: str | None) -> None:
-    """Bring a stage and those before it up to date; wait for another command of DVC on the same files.
+    """Bring a stage and its dependencies up to date; wait for another command of DVC on the same files.
 
     Args:
         target: such as ``data/digits/dvc.yaml:prepare``.
-        force: run that stage, and no other one, in any case.
-        downloads: the folder of archives that were brought by hand.
+        force: run only that stage, even if it is up to date.
+        downloads: the folder of archives that the user provides.
 
     Raises:
-        StratagemError: DVC cannot do it, or the stage's own error.
+        StratagemError: DVC or the stage failed.
     """
     if downloads is not None:
         os.environ["STRATAGEM_DOWNLOADS"] = downloads
@@ -68,7 +67,7 @@ def reproduce(target: str, force: bool, downloads: str | None) -> None:
 
 
 def is_up_to_date(target: str) -> bool:
-    """Return whether a stage, and all that it depends on, is done; False if DVC cannot say so. Nothing is made."""
+    """Return whether a stage and its dependencies are up to date; False if DVC cannot tell. This changes nothing."""
     _listen()
     logging.getLogger("dvc").setLevel(logging.CRITICAL)  # No progress bar either.
     try:
@@ -79,20 +78,20 @@ def is_up_to_date(target: str) -> bool:
 
 
 def push(targets: list[str]) -> None:
-    """Copy what is not there yet to DVC's remote, and say how many files that are.
+    """Copy the files that DVC's remote lacks to it, and print their number.
 
     Args:
         targets: such as ``data/digits/dvc.yaml``.
 
     Raises:
-        UserError: there is no remote, or the cache lacks what would be copied.
-        StratagemError: DVC cannot do it.
+        UserError: there is no remote, or DVC's cache lacks some of the data.
+        StratagemError: DVC failed.
     """
     with _opened(", ".join(targets)) as (repo, _):
-        repo.cloud.get_remote()  # Without one, DVC copies nothing and calls it done.
+        repo.cloud.get_remote()  # Raises an error without a remote: `push` would copy nothing and report success.
         for target in targets:
             if _lacks(repo, target):
-                raise UserError(  # DVC would push the rest, and call it done.
+                raise UserError(  # DVC would push the rest and report success.
                     f"{target}: DVC's cache lacks some of the data that dvc.lock names, so they cannot be pushed. Pull "
                     "them, or prepare them again: stratagem data prepare --force"
                 )
@@ -100,24 +99,24 @@ def push(targets: list[str]) -> None:
 
 
 def pull(targets: list[str]) -> None:
-    """Bring what dvc.lock names from DVC's remote, where the cache lacks it, and say how many files that are.
+    """Fetch the data that dvc.lock names and the cache lacks from DVC's remote, and print the number of files.
 
     Args:
         targets: such as ``data/digits/dvc.yaml``.
 
     Raises:
-        UserError: there is no remote, or files of the user's are in the place of the data.
-        StratagemError: the remote lacks some of them, or DVC cannot do it.
+        UserError: there is no remote, or the user's own files are in the place of the data.
+        StratagemError: the remote lacks some of the data, or DVC failed.
     """
     with _opened(", ".join(targets)) as (repo, heard):
         repo.cloud.get_remote()  # As above.
         try:
             print(f"pulled {repo.fetch(targets=targets):,} files", file=sys.stderr)
         except DownloadError:
-            if not isinstance(heard.error, FileNotFoundError):  # What is lacking is looked for below.
+            if not isinstance(heard.error, FileNotFoundError):  # The code below finds out what is missing.
                 raise
         for target in targets:
-            # Before anything in the folder is touched: DVC removes all of one that it cannot make whole.
+            # Before the checkout, which empties a folder that it cannot complete.
             if _lacks(repo, target):
                 raise StratagemError(
                     f"{target}: the remote lacks some of the data that dvc.lock names: push them from where they were "
@@ -150,7 +149,7 @@ def _listen() -> LastError:
 
 @contextlib.contextmanager
 def _opened(target: str) -> Iterator[tuple[Any, LastError]]:
-    """Open DVC's repository, and raise its errors as ours; it waits for another command of DVC on the same files."""
+    """Open DVC's repository, wait for another command of DVC on the same files, and raise DVC's errors as ours."""
     heard = _listen()
     try:
         with Repo(_wait_for_lock=True) as repo:
@@ -162,7 +161,7 @@ def _opened(target: str) -> Iterator[tuple[Any, LastError]]:
             "DVC has no remote to push data to or pull them from. Add one: "
             "dvc remote add --default storage URL (a folder, s3://, gs://, azure://, ssh://)"
         ) from None
-    except Exception as error:  # DVC passes on what each remote's package raises.
+    except Exception as error:  # DVC passes on the errors of each remote's package.
         cause = heard.error if isinstance(error, FileTransferError) and heard.error is not None else error
         chain = causes(cause)
         is_of_database = any(isinstance(one, sqlite3.DatabaseError) for one in chain)
@@ -171,13 +170,7 @@ def _opened(target: str) -> Iterator[tuple[Any, LastError]]:
                 f"{target}: {damaged[0]} is damaged. Remove it, and DVC makes it again: "
                 f"rm {shlex.quote(str(damaged[0]))}"
             ) from error
-        raise _explain(target, chain) from error
-
-
-def _explain(target: str, chain: list[BaseException]) -> StratagemError:
-    """Return the one message for why DVC failed: the innermost cause says it."""
-    place = f"{target.rpartition('/')[0]}, or DVC's cache of it,"
-    if (explained := messages.explain(chain[0], place, f"{target}: ")) is not None:
-        return explained
-    said = network.without_secrets(f"{type(chain[-1]).__name__}: {' '.join(str(chain[-1]).split())}")
-    return StratagemError(f"{target}: DVC says: {said[:500]}")
+        place = f"{target.rpartition('/')[0]}, or DVC's cache of it,"
+        said = network.without_secrets(errors.one_line(chain[-1]))[:500]  # The innermost cause has the reason.
+        explained = messages.explain(chain[0], place, f"{target}: ")
+        raise explained or StratagemError(f"{target}: DVC says: {said}") from error

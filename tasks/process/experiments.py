@@ -1,7 +1,7 @@
 """The stages of comparisons and sweeps, as the stage process runs them; those of a run are in `tracked`.
 
-What is logged in each of their runs has the same names in all of them, so that MLflow's page for comparing runs shows
-each in one chart.
+All runs of a comparison or sweep log metrics with the same names, so that MLflow's page for comparing runs shows each
+metric in one chart.
 """
 
 from tasks import config, records
@@ -24,7 +24,7 @@ COMPARISON_FIGURES = (
     "num_replicas", "seconds_per_epoch", "total_seconds", "speed_up", "efficiency", "start_seconds", "setup_seconds",
     "tracing_seconds", "peak_memory_bytes",
 )  # fmt: skip
-"""The fields of a comparison's row that are logged for each of its runs."""
+"""The fields of a comparison's row that are logged in each of its runs."""
 
 
 def start_comparison(
@@ -44,8 +44,8 @@ def start_sweep(
     swept: list[str],
     flow_run_id: str | None = None,
 ) -> Run:
-    """Start the MLflow run that is the parent of a sweep's trials; refuse a space whose first corner cannot be trained,
-    or whose best model could not be registered."""
+    """Start the MLflow run that is the parent of a sweep's trials. Refuse a space if the settings of its first corner
+    cannot be trained, or if its best model could not be registered."""
     check(settings, prepared)
     gate.check(settings, prepared)
     tracked.end_killed(key)
@@ -62,12 +62,12 @@ def resume_part(
     flow_run_id: str | None = None,
     limits: Limits | None = None,
 ) -> Run:
-    """Resume an unfinished comparison, sweep or trial; a trial has the same settings, data and limits as before."""
+    """Resume an unfinished comparison, sweep or trial. A trial keeps its settings, data and limits."""
     tracked.end_killed(run.key, run.run_id)
     traced = lineage.collect(settings, prepared.data_version)
     resumed = lifecycle.resume_run(run, settings, traced, flow_run_id, run.key)
     if limits is not None:
-        outcome.save(resumed, limits)  # Its process may have died before it wrote them.
+        outcome.save(resumed, limits)  # The earlier process may have died before it wrote them.
     return resumed
 
 
@@ -75,11 +75,11 @@ def start_trial(settings: config.Settings, *, prepared: PreparedDataset, run: Ru
     """Start the MLflow run of a trial; refuse settings that cannot be trained.
 
     Args:
-        settings: of the trial.
+        settings: the trial's settings.
         prepared: its data.
-        run: the sweep's.
-        number: of the trial.
-        limits: the values that it must reach to be trained to its end.
+        run: the sweep's run.
+        number: the trial's number.
+        limits: the values that the trial must reach; otherwise it is stopped early.
     """
     check(settings, prepared)
     trial = tracked.start_training(settings, prepared, lifecycle.trial(settings, run, number), run.flow_run_id)
@@ -97,8 +97,8 @@ def end_trial(settings: config.Settings, *, run: Run, trial: Trial) -> None:
 
 
 def report_sweep(settings: config.Settings, *, run: Run, sweep: Sweep) -> None:
-    """Write a sweep's record, table and page into its folder and into MLflow, with its best trial, and the training on
-    all examples as another child. If that training existed before the sweep, only the sweep's tag names it."""
+    """Write a sweep's record, table, page and best trial into its folder and into MLflow. The training on all examples
+    becomes a child run; if it existed before the sweep, only the sweep's tag names it."""
     folder = config.project_root() / run.folder
     record = records.save(sweep, folder / "sweep.json")
     table = records_table(sweep.trials, folder / "sweep.csv")
@@ -119,8 +119,8 @@ def report_sweep(settings: config.Settings, *, run: Run, sweep: Sweep) -> None:
 
 
 def report_comparison(settings: config.Settings, *, run: Run, comparison: Comparison) -> Comparison:
-    """Write a comparison's table and pages into its folder and into MLflow, and the figures of each row into the row's
-    runs; return it with the intervals of its measurements and the conclusions from them."""
+    """Write a comparison's table and pages into its folder and into MLflow, and each row's figures into the row's runs.
+    Return the comparison with the intervals of its measurements and the conclusions from them."""
     comparison = concluded(intervals.with_intervals(comparison))
     folder = config.project_root() / run.folder
     html, page = comparison_page.comparison_pages(comparison, folder)

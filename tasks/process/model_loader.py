@@ -1,8 +1,8 @@
-"""Loads models back on a CPU, to compare their outputs with those of their evaluation.
+"""Loads models back on a CPU to compare their outputs with those of their evaluation.
 
-The stage process loads a model whose file names only layers of Keras, after it has cleared its session. A child process
-without the project's folder and modules loads all others, such as models with the user's own code. It starts with the
-evaluation, because it imports the framework, which takes 4 to 5 s of processor time.
+The stage process clears its session and loads models that consist of Keras' own layers. A child process without the
+project's folder and modules loads all others, such as models with the user's own code. It starts before the evaluation,
+because it imports the framework, which takes 4 to 5 s of processor time.
 """
 
 import json
@@ -37,8 +37,8 @@ class ModelLoader:
         self._only_keras = False
 
     def get_ready(self, settings: config.Settings, training: TrainingResult) -> None:
-        """Choose the process that loads the models of a run back; start the child process if they need one, and return
-        at once."""
+        """Choose the process that loads a run's models back, start the child process if necessary, and return at
+        once."""
         files = [config.project_root() / file for file in {training.final_model, training.best_model}]
         self._only_keras = settings.strategy.cluster is None and all(map(_names_only_keras, files))
         if not self._only_keras:
@@ -48,13 +48,13 @@ class ModelLoader:
         """Return the result of one of ``_functions`` for rows of prepared features, (n, num_outputs).
 
         Args:
-            what: names the function.
-            features: the files of the arrays, absolute.
-            rows: which rows of these; all if not given.
-            arguments: of the function, as JSON values.
+            what: the name of the function.
+            features: the absolute paths of the arrays.
+            rows: the numbers of the rows; all if not given.
+            arguments: the function's other arguments, as JSON values.
 
         Raises:
-            StratagemError: it raised something, or the process died.
+            StratagemError: the function failed, or the process died.
         """
         request = {"what": what, "features": {name: str(path) for name, path in features.items()}, "rows": rows}
         request["arguments"] = arguments
@@ -67,7 +67,7 @@ class ModelLoader:
             child.send({**request, "to": str(to)})
             try:
                 answer = next(child.messages(), None)
-            except BaseException:  # An answer that comes later must not be taken for the next one.
+            except BaseException:  # A late answer must not be mistaken for the next one.
                 child.kill()
                 raise
             if answer is None:
@@ -99,7 +99,7 @@ LOADER = ModelLoader()
 
 
 def roll_back(model: str) -> RolledBack:
-    """Move the alias `champion` of a registered model back to its previous version, see ``register.rollback``."""
+    """Move a registered model's alias `champion` back to the previous champion, see ``register.rollback``."""
     import_quietly("tasks.register")
     from tasks.register import rollback
 
@@ -107,7 +107,6 @@ def roll_back(model: str) -> RolledBack:
 
 
 def _names_only_keras(file: Path) -> bool:
-    """Return whether a .keras file names only classes and functions of Keras."""
     if not zipfile.is_zipfile(file):
         return False
     with zipfile.ZipFile(file) as archive:
@@ -117,7 +116,7 @@ def _names_only_keras(file: Path) -> bool:
 
 
 def _compute_here(request: Message) -> Any:
-    """Load a model back in this process, without its other models and the classes that they registered."""
+    """Load a model back in this process, without the other models' state and registered classes."""
     import keras
 
     keras.backend.clear_session()  # This also resets the dtype policy and the distribution.
@@ -162,7 +161,7 @@ def _compute(request: Message, functions: Mapping[str, Callable[..., Any]]) -> A
         if request["rows"] is not None:
             arrays = {name: np.asarray(array[request["rows"]]) for name, array in arrays.items()}
         return functions[request["what"]](features=arrays, **request["arguments"])
-    except StratagemError:  # Such as a file that was changed.
+    except StratagemError:  # For example, a file was changed.
         raise
     except Exception as error:
         if os.environ.get("STRATAGEM_DEBUG"):
@@ -171,12 +170,12 @@ def _compute(request: Message, functions: Mapping[str, Callable[..., Any]]) -> A
 
 
 def _forget_project() -> None:
-    """Leave the project's folder and modules: a server of models has none of them."""
+    """Hide the project's folder and modules from this process, because a model server does not have them."""
     root = Path(__file__).resolve().parents[2]
     left = {root, Path.cwd()}
     os.chdir(tempfile.gettempdir())
     sys.path[:] = [path for path in sys.path if path and Path(path).resolve() not in left]
-    # An installation that leads to a folder of sources.
+    # Editable installations.
     sys.meta_path[:] = [one for one in sys.meta_path if not getattr(one, "__module__", "").startswith("__editable__")]
     for name in [name for name in sys.modules if name.partition(".")[0] in ("tasks", "flows")]:
         del sys.modules[name]

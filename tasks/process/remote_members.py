@@ -1,5 +1,5 @@
-"""The members of a cluster on other machines, and the process here that has an engine start them: the module ``ENGINE``
-of the engine, see `engines.find_placing`."""
+"""The members of a cluster on other machines. A local process lets an engine start them: it runs the module that
+`engines.find_placing` returns."""
 
 import contextlib
 import os
@@ -19,17 +19,17 @@ from tasks.system.child import Child, Message
 from tasks.system.errors import Interrupted, StratagemError
 
 _waiting: "set[Allocation]" = set()
-"""Of all threads."""
+"""The allocations of all threads that wait for places."""
 
 
 def stop_waiting() -> None:
-    """Make every thread that waits for places raise Interrupted."""
+    """Raise Interrupted in every thread that waits for places."""
     for one in list(_waiting):
         one.take(errors.to_json(Interrupted("interrupted while waiting for places on the cluster")))
 
 
 class Allocation(Child):
-    """The places of a cluster's members on other machines; closing it ends all members, and gives the places up."""
+    """The places of a cluster's members on other machines; closing it ends all members and frees the places."""
 
     def __init__(
         self,
@@ -40,18 +40,18 @@ class Allocation(Child):
         log: Path,
         replies: "SimpleQueue[Any]",
     ) -> None:
-        """Reserve the places; it may take as long as others use the machines.
+        """Reserve the places; this waits until other users free enough machines.
 
         Args:
             engine: the module that talks to the engine.
             section: the strategy's settings.
             counts: allowed numbers of workers, the largest first.
-            cpus: cores of each process; None leaves that to the engine.
-            log: for the engine's messages; whether the machines find it shows that they share the project's folder.
+            cpus: cores of each process; None leaves the choice to the engine.
+            log: the file for the engine's messages; machines that cannot see it do not share the project's folder.
             replies: receives the messages of each member, and None at its end.
 
         Raises:
-            UserError: the engine is not installed, has too few machines, or these do not share the project's folder.
+            UserError: the engine is not installed, has too few machines, or they do not share the project's folder.
             StratagemError: the process that talks to the engine has ended.
         """
         self._replies = replies
@@ -84,7 +84,7 @@ class Allocation(Child):
         """Start a member at its place: `python -m tasks ENTRY`; the arguments are those of `cluster.MemberProcess`."""
         place = self.members.index(member)
         process = self._at[place] = PlacedProcess(member, entry, partial(self._tell, place), self._replies)
-        # The node has its own, unless the engine chose one for this member.
+        # Omit variables that each node sets itself, unless the engine chose a value for this member.
         of_node = OF_A_NODE - member.environment.keys()
         given = {name: value for name, value in environment.items() if not name.startswith("RAY_")}
         given = {name: value for name, value in given.items() if name not in of_node}
@@ -93,7 +93,7 @@ class Allocation(Child):
         return process
 
     def _tell(self, place: int, do: str, *arguments: Any) -> None:
-        with contextlib.suppress(ValueError):  # It is closed already; its end is among the answers.
+        with contextlib.suppress(ValueError):  # It is already closed; the answers include its end.
             self.send({"member": place, "do": do, "arguments": arguments})
 
     def take(self, message: Message | None) -> None:
@@ -110,14 +110,14 @@ class Allocation(Child):
 
 
 class PlacedProcess:
-    """A member of a cluster on another machine; on this one it would be a `MemberProcess`."""
+    """A member of a cluster on another machine, the counterpart of `MemberProcess`."""
 
     begun = False
     silent_seconds = 0.0
     peak_memory_bytes = 0  # The engine does not report it.
 
     def __init__(self, member: Member, entry: str, tell: Any, replies: "SimpleQueue[Any]") -> None:
-        """Begin to listen to a process; `Allocation.open` starts it."""
+        """Receive the messages of a process that `Allocation.open` starts."""
         self.member = member
         self.entry = entry
         self.has_place = True
@@ -151,17 +151,17 @@ class PlacedProcess:
         return self._death
 
     def send(self, request: Message) -> None:
-        """Send a request; a process that has died does not read it, and its end is among the replies."""
+        """Send a request. Ignore that the process has died: the replies include its end."""
         self._tell("send", request)
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal: SIGINT stops the running stage."""
+        """Send a signal: SIGINT stops the running stage."""
         self._tell("signal", number)
 
     def kill(self) -> None:
-        """End the process at once, even a stopped one, and wait for it."""
+        """Kill the process, even if it is stopped, and wait for it."""
         self.send_signal(signal.SIGKILL)
-        self._over.wait(lifetime.GRACE_SECONDS)  # A machine that is gone does not answer.
+        self._over.wait(lifetime.GRACE_SECONDS)  # A lost machine does not answer.
 
     def close(self) -> None:
         """End the process and wait for it."""

@@ -1,5 +1,5 @@
-"""The stage process, a worker, a process for one call, or a TensorFlow server: reads requests from standard input,
-writes answers to standard output, both as JSON lines. `client` and `child` are the other half of the protocol."""
+"""The stage process, a worker, a process for one call, or a TensorFlow server: reads requests from standard input and
+writes answers to standard output, both as JSON lines. `client` and `child` are the other side of the protocol."""
 
 import contextlib
 import json
@@ -22,13 +22,13 @@ from tasks.system.child import Message
 from tasks.system.errors import StratagemError
 from tasks.system.imports import import_quietly
 
-# What tf.distribute raises where a port that was free when it was chosen has been taken since.
+# The error of tf.distribute if another process has taken a port since it was chosen.
 LOST_PORT = "Could not start gRPC server"
 
 
 class Answers:
-    """The JSON lines that a child process writes to standard output; everything else that is printed there goes to
-    standard error."""
+    """The JSON lines that a child process writes to standard output; all other output is redirected to standard
+    error."""
 
     def __init__(self) -> None:
         self._file = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -43,14 +43,14 @@ class Answers:
             self._file.flush()
 
     def beat(self) -> None:
-        """Send a heartbeat every few seconds from now on, if the process that started this one listens for it."""
+        """Send a heartbeat every few seconds from now on, if the parent process expects it."""
         seconds = os.environ.get("STRATAGEM_HEARTBEAT_SECONDS")
         if seconds is None or self._beating:
             return
         self._beating = True
 
         def beat_on() -> None:
-            with contextlib.suppress(BrokenPipeError):  # The other process has ended; this one ends, too.
+            with contextlib.suppress(BrokenPipeError):  # The parent process has ended, so this one ends, too.
                 while True:
                     self.write({"heartbeat": os.getpid()})
                     time.sleep(float(seconds))
@@ -59,8 +59,8 @@ class Answers:
 
 
 def _answer(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: Answers) -> Message:
-    """Run the function of a row; return its result, or its error, as JSON values."""
-    stop = threading.Event()  # Set when this process receives a signal to stop while it trains.
+    """Run the function of a row, and return its result or its error as JSON values."""
+    stop = threading.Event()  # Set by a signal during a training.
     try:
         try:
             found = _run(row, given, chief, answers, stop)
@@ -89,17 +89,17 @@ def _run(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: Answ
     if row.imports_framework:
         import_quietly(module)
     function = getattr(import_module(module), name)
-    types = get_type_hints(function)  # They say which records the JSON values are.
+    types = get_type_hints(function)  # Determine the records to which the JSON values are converted.
     arguments = {name: TypeAdapter(types[name]).validate_python(value) for name, value in given.items()}
     arguments |= {name: own for name, own in {"stop": stop, "tell": answers.write}.items() if name in types}
     if row.is_shared and given["settings"].strategy.cluster is not None:
         from tasks import strategies
 
-        # TensorFlow holds Python's lock while it waits for the other members: until then no thread can send a
-        # heartbeat, or see standard input close.
+        # TensorFlow holds Python's global lock while it waits for the other members: meanwhile, no thread can send a
+        # heartbeat or notice that standard input closes.
         with lifetime.ended_by_the_kernel():
             strategies.build(given["settings"].strategy)
-        heed_signals()  # TensorFlow takes SIGTERM where it builds the strategy of a cluster.
+        heed_signals()  # TensorFlow replaces the handler of SIGTERM when it builds the strategy of a cluster.
         answers.beat()
     return function(**arguments)
 
@@ -108,15 +108,15 @@ def serve(entry: str) -> None:
     """Answer requests until standard input closes.
 
     Args:
-        entry: ``serve`` also tracks, evaluates and registers; ``assist`` is another worker; ``call`` ends with its
-            answer.
+        entry: ``serve`` also tracks, evaluates and registers; ``assist`` is another worker; ``call`` answers one
+            request.
     """
     answers = Answers()
     if entry == "serve" and (log := os.environ.get("STRATAGEM_LOG")):
         _put_noise_aside(Path(log))
     requests: SimpleQueue[str] = SimpleQueue()
     lifetime.when_input_closes(lambda: os._exit(0), requests.put)
-    if entry != "call":  # Now, while the flow's process is starting Prefect and DVC.
+    if entry != "call":  # Import now, while the flow's process starts Prefect and DVC.
         import_quietly("tasks.process.tracked" if entry == "serve" else "tasks.evaluate", "tasks.train")
         lifetime.ignore_signals()
     while True:
@@ -130,7 +130,7 @@ def serve(entry: str) -> None:
 def run_tf_server() -> None:
     """Run TensorFlow's server, as a worker or a parameter server, until standard input closes."""
     answers = Answers()
-    lifetime.ignore_signals()  # The chief gets the signal, too, and needs this server to finish and save its step.
+    lifetime.ignore_signals()  # The chief receives the signal, too, and needs this server to finish and save its step.
     lifetime.when_input_closes(lambda: os._exit(0))
     import_quietly("tasks.strategies.parameter_server")
     from tasks.strategies import parameter_server
@@ -140,8 +140,8 @@ def run_tf_server() -> None:
 
 
 def _put_noise_aside(log: Path) -> None:
-    """Keep standard error for Python; descriptors 2 and 1, to which TensorFlow and Gloo write at length about members
-    that come and go, lead to a log."""
+    """Keep standard error for Python, but redirect descriptors 1 and 2 to a log: TensorFlow and Gloo write many lines
+    to them about members that start and end."""
     sys.stderr = sys.stdout = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
     with log.open("ab") as file:
         for descriptor in (1, 2):

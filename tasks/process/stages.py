@@ -1,12 +1,12 @@
-"""The table of stages: all that a command can have another process do. `client` and `child` ask, and `serve` answers by
-it: a new stage is one row.
+"""The table of stages: everything that a command can run in another process. `client` and `child` send the requests,
+and `serve` answers them; a new stage is one row.
 
-The stage process has the environment of some settings and serves one stage after another; a call has a process of its
-own, for one thing.
+The stage process has the environment for certain settings and serves one stage after another; a call has its own
+process for a single request.
 
-A row names its function: mypy checks what callers give and get by the signature of that function, and the stage process
-turns what it is sent into the records that the signature asks for. The process of a command never imports the function,
-for that would import a framework.
+A row names its function. mypy checks the arguments and results of callers by the function's signature, and the stage
+process converts the arguments to the records in the signature. A command's own process never imports the function,
+because that would import a framework.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 else:
 
     class _Elsewhere:
-        """A module that only the other process imports; an attribute is the address of a function, ``module:name``."""
+        """A module that only the other process imports; its attributes are addresses of functions, ``module:name``."""
 
         def __init__(self, module: str) -> None:
             self._module = module
@@ -73,39 +73,39 @@ class Stage(Generic[P, Output]):
 
     name: str
     function: Callable[P, Output]
-    """Takes the settings first, if it runs in the stage process."""
+    """The first argument is the settings, if it runs in the stage process."""
     output: type[Output]
     workers: Callable[..., object] | None = None
-    """What the other workers of a cluster run meanwhile, on their part of the data; None if the chief works alone."""
+    """The function that the other workers of a cluster run on their part of the data; None if the chief works alone."""
     starts_run: bool = False
-    """Whether a run starts or resumes with it: before that, all members of a cluster run ``check``."""
+    """Whether it starts or resumes a run; all members of a cluster first run ``check``."""
     ends_run: bool = False
-    """Whether a run ends with it: what ``checkpoint.remote`` lacks of the run is copied then."""
+    """Whether it ends a run; afterwards, the rest of the run is copied to ``checkpoint.remote``."""
     stops_gently: bool = False
-    """Whether it ends after its next step when it receives a signal to stop: its functions take the event ``stop``. One
-    that does not take it runs to its end, so that no run stays without one."""
+    """Whether a signal only sets the event ``stop``, an argument of the function, which then ends after its next step.
+    A function without this argument runs to its end, so that every run is ended."""
     on_cpu: bool = False
-    """Whether it computes with TensorFlow on the CPU, whatever the run was trained on. A GPU rounds float32 to TF32,
-    which would hide the error of a wrongly exported model."""
+    """Whether it always runs with TensorFlow on the CPU. A GPU rounds float32 to TF32, which would hide the error of a
+    wrongly exported model."""
     is_call: bool = False
-    """Whether it has a process of its own, which ends with its answer."""
+    """Whether it has its own process, which ends with its answer."""
     imports_framework: bool = False
-    """Whether the start-up lines of a framework are held back meanwhile."""
+    """Whether a framework's start-up messages are held back while its module is imported."""
     ends_itself: bool = False
-    """Whether its own process gets SIGTERM when this command is interrupted, and time to end what it has started;
-    Ctrl-C at a terminal reaches only the command. Any other one reads from the terminal, and is killed."""
+    """Whether its own process has its own process group, and receives SIGTERM and time to end its children when this
+    command is interrupted. All others read from the terminal, and are killed."""
 
     def __call__(self, *unnamed: P.args, **given: P.kwargs) -> Output:
-        """Run it in the stage process of this command (``client.call``), or in its own (``child.call``). The settings
-        come first; other arguments have their names.
+        """Run it in the stage process of this command (``client.call``) or in its own process (``child.call``). The
+        settings are the first argument; all others are keyword arguments.
 
         Raises:
-            StratagemError: its own error; or its process died.
-            BrokenPipeError: nobody reads what its own process writes any more.
+            StratagemError: the stage failed, or its process died.
+            BrokenPipeError: the reader of its output has closed the pipe.
         """
         if self.is_call:
             return child.call(self, given)
-        from tasks.process import client  # It needs the table.
+        from tasks.process import client  # Imported here, because it imports this module.
 
         settings: Any = unnamed[0]
         return client.call(self, settings, **given)

@@ -1,6 +1,6 @@
 """The stages as the stage process runs them: each logs its result to MLflow, then writes its record.
 
-The record comes last, because a resumed run does not repeat a stage that has one.
+The record is written last, because a resumed run does not repeat a stage with a record.
 """
 
 import contextlib
@@ -53,10 +53,10 @@ def start_run(
     """Start the MLflow run of a pipeline; refuse settings whose training or registration would fail.
 
     Args:
-        settings: of the run.
+        settings: the run's settings.
         prepared: its data.
-        flow_run_id: the run of Prefect's flow.
-        parent_run_id: the comparison that it is part of; such a run registers nothing and needs no gate.
+        flow_run_id: the id of the Prefect flow run.
+        parent_run_id: the id of its comparison; such a run registers nothing and needs no gate.
     """
     check(settings, prepared)
     if parent_run_id is None:
@@ -68,7 +68,7 @@ def start_run(
 
 
 def start_training(settings: config.Settings, prepared: PreparedDataset, new: NewRun, flow_run_id: str | None) -> Run:
-    """Start the MLflow run of a training, and keep the weights that it begins with."""
+    """Start the MLflow run of a training, and save its initial weights."""
     weights = initial.find_weights(settings, prepared)
     run = start(settings, prepared, new, flow_run_id)
     if weights:
@@ -77,7 +77,7 @@ def start_training(settings: config.Settings, prepared: PreparedDataset, new: Ne
 
 
 def start(settings: config.Settings, prepared: PreparedDataset, new: NewRun, flow_run_id: str | None) -> Run:
-    """Start an MLflow run, which says where it comes from and what is trained, validated and tested on."""
+    """Start an MLflow run with its lineage and the examples for training, validation and test."""
     traced = lineage.collect(settings, prepared.data_version)
     carved = carve(prepared, settings.input.validation, settings.train.seed)
     uses = {use: (split, len(rows)) for use, (split, rows) in carved.items()}
@@ -85,7 +85,7 @@ def start(settings: config.Settings, prepared: PreparedDataset, new: NewRun, flo
 
 
 def keep_changes(run: Run) -> None:
-    """Keep what differs from the commit that the run names in its folder; MLflow gets the digest."""
+    """Save the uncommitted changes in the run's folder, and their digest in MLflow."""
     if run.lineage.git_dirty and (digest := repository.keep_changes(run)) is not None:
         set_tags(run, {"uncommitted_digest": digest})
 
@@ -103,7 +103,7 @@ def resume_run(
     flow_run_id: str | None = None,
     allow_changes: bool = False,
 ) -> Run:
-    """Resume a run; refuse it if it would become another training."""
+    """Resume a run; refuse changes that would make it a different training."""
     run = entries.find_run(run_id)
     resume.refuse_other_training(settings, run, allow_changes, prepared)
     check(settings, prepared)
@@ -123,8 +123,8 @@ def end_killed(key: str, run_id: str | None = None) -> None:
 def train(
     settings: config.Settings, *, prepared: PreparedDataset, run: Run, stop: threading.Event | None = None
 ) -> TrainingResult:
-    """Train until the end, or until ``stop`` is set; metrics and the processor's load go to MLflow meanwhile."""
-    # The trials of a sweep are many, and may train in parallel.
+    """Train until the end or until ``stop`` is set, and log metrics and system metrics to MLflow meanwhile."""
+    # Many trials of a sweep may train in parallel.
     logging.getLogger("tasks").setLevel(logging.INFO if outcome.load(run, Limits) is None else logging.WARNING)
     try:
         with MetricWriter(run) as writer, system_metrics(run, settings):
@@ -158,10 +158,10 @@ def train(
 def evaluate(
     settings: config.Settings, *, prepared: PreparedDataset, training: TrainingResult, run: Run
 ) -> EvaluationResult:
-    """Evaluate; metrics, records and pictures go to MLflow."""
+    """Evaluate, and log metrics, records and pictures to MLflow."""
     if settings.register_.enabled and run.parent_run_id is None:  # A comparison registers nothing.
-        LOADER.get_ready(settings, training)  # An evaluation leaves one of two cores idle for much of its time.
-    # A comparison shows no importance, and its seconds are those of the strategy.
+        LOADER.get_ready(settings, training)  # For much of an evaluation, one of two cores is idle.
+    # A comparison does not show the importance of features, and measures only the strategy's time.
     result = evaluate_stage(settings, prepared, training, with_importance=run.parent_run_id is None)
     folder = config.project_root() / run.folder
     headline = HEADLINES[prepared.target.task]
@@ -203,17 +203,17 @@ def register(
 
 
 def write_report(settings: config.Settings, *, run: Run, seconds: dict[str, float] | None = None) -> None:
-    """Write a run's page into its folder and into MLflow, with the seconds of its stages so far."""
+    """Write a run's page, with the durations of its stages so far, into its folder and into MLflow."""
     written = page.write(run, seconds)
     log_metrics(run, written.metrics)
     pictures = [chart.save(written.page.with_name(name), written.title) for name, chart in written.pictures.items()]
     log_files(run, [written.page, *pictures], "evaluation")
-    if not outcome.is_running(run):  # As after `models register --run`.
+    if not outcome.is_running(run):  # For example, after `models register`.
         copier.copy_run(run, whole=True)
 
 
 def report_restarts(settings: config.Settings, *, run: Run, restarts: tuple[str, ...]) -> None:
-    """Record why members of the cluster were restarted during a training, also of one that failed."""
+    """Record why members of the cluster were restarted during a training, even if it failed."""
     set_tags(run, {"restarts": str(len(restarts)), "restart_reasons": "; ".join(restarts)})
     if (training := outcome.load(run, TrainingResult)) is not None:
         result = training.model_copy(update={"restarts": restarts})

@@ -13,7 +13,6 @@ import pytest
 import requests
 
 from flows.operate import operation, prefect_server
-from tasks.process.child import show_tracebacks
 from tasks.system.errors import StratagemError, UserError
 from tasks.system.machine import free_ports
 
@@ -29,8 +28,6 @@ def test_what_the_user_set_for_prefect_stays(monkeypatch):
     assert os.environ["PREFECT_LOGGING_LEVEL"] == "WARNING"
     assert os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
     assert "STRATAGEM_DEBUG" not in os.environ
-    show_tracebacks()
-    assert os.environ["STRATAGEM_DEBUG"] == "1"
 
 
 @pytest.mark.parametrize(("home", "kept"), [("/dev/null", True), ("~nobody", True), ("", False)])
