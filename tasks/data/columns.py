@@ -8,7 +8,7 @@ import shlex
 import textwrap
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress, islice
@@ -39,7 +39,8 @@ LIKE_NUMBERS = re.compile(r"(?:\W*\d[^\W\d]{0,4})+(?:\W+[A-Z])?\W*")
 """Words such as ``<0.5``, ``10-20``, ``2h 5m`` and ``48°12'N``."""
 PICTURES = re.compile(r".+\.(png|jpe?g|bmp|gif|webp)", re.IGNORECASE)
 ID_NAMES = re.compile(
-    r"(.*[_\W])?(ids?|index|key|no|nr|num|number|code|account|order|invoice|ticket|serial|uuid|guid|row|rowid|column 1)"
+    r"(.*[_\W])?(ids?|index|key|no|nr|num|number|code|account|order|invoice|ticket|serial|uuid|guid|row|rowid|column 1"
+    r"|phone|mobile|isbn(1[03])?|ean|gtin)"
     r"|.*nummer|.*[a-z]I[dD]s?|unnamed: \d+|__index_level_\d+__",
     re.IGNORECASE,
 )
@@ -190,7 +191,24 @@ class _Sample:
         return [
             f"numbers with {what}" + (f" in {number:,} of {count:,} rows" if number < len(texts) else "")
             for what, number in times.items()
-        ] + self.absent()
+        ] + [*self._doubtful(dataset), *self.absent()]
+
+    def _doubtful(self, dataset: config.Table) -> Iterator[str]:
+        """Yield notes about numbers such as -999 that may mean a missing value, and about 1.10 besides 1.1."""
+        times = Counter(map(cells.spelled, self.told))
+        enough = max(2, len(self.values) / 100)
+        codes = [text for text in times if times[text] >= enough and re.fullmatch("-?99+", text)]
+        rest = [text for text in times if codes and text not in codes and replace(self, told=[text]).are_numbers()]
+        others = cells.numbers(rest, "", self.decimal)
+        for code in codes if rest else ():
+            if np.abs(others - float(code)).min() > np.ptp(others):
+                yield (
+                    f"{code} in {times[code]:,} of {len(self.values):,} rows is far from all others; leave the cell "
+                    "empty if there is no value"
+                )
+        again = [text for text in times if re.fullmatch(r"\d+\.\d+0", text) and text.rstrip("0") in times]
+        if again:
+            yield f"'{again[0]}' is read as {again[0].rstrip('0')}{_as_words(self.name, dataset)}"
 
     def absent(self) -> list[str]:
         """Return notes about texts that count as missing only in a column of numbers or dates."""
@@ -429,7 +447,8 @@ def _why_words(sample: _Sample) -> str:
     if dates.are_seasons(words):
         return f"years such as {words[0]}, not months"
     if sum(dates.DATE.fullmatch(word) is not None for word in words) > len(words) / 2:
-        return "words, because no form of a date fits all values"
+        fits = dates.are_iso(words) or dates.formats_of(sorted(set(words)))
+        return f"words, because {'a target cannot be a date' if fits else 'no form of a date fits all values'}"
     times = Counter(words)
     odd = [word for word in times if not replace(sample, told=[word]).are_numbers()]
     examples = ", ".join(map(shown, odd[:3]))

@@ -400,6 +400,8 @@ CODES = {
     "name": [f"Ann {chr(65 + row % 26)}{row}" for row in range(40)],
     "large": [str(2**60 + 7_919**4 * row**2) for row in range(40)],
     "phone": [f"+49 170 {1_000_000 + 7_919 * row}" for row in range(40)],
+    "mobile_phone": [str(49_170_000_000 + 7_919**2 * row**2 % 9_999_991) for row in range(40)],
+    "ISBN13": [str(9_780_000_000_000 + 7_919**3 * row**2 % 9_999_999_967) for row in range(40)],
 }
 
 
@@ -470,6 +472,8 @@ def test_a_class_that_looks_like_a_number_is_pointed_out():
     texts = [f"{text}k" for text in times_of(["1.5", "2.5"])]
     assert "'label': words, because the numbers have 'k' after them" in guess(csv_of(label=texts))[1]
     assert "'label':" not in guess(csv_of(label=times_of(["1", "2"])))[1]
+    said = guess(csv_of(label=times_of(["2025-12-31", "2025-11-30"])))[1]
+    assert "'label': words, because a target cannot be a date" in said
 
 
 def test_a_column_of_words_says_which_may_mean_a_missing_value():
@@ -963,6 +967,10 @@ SAID = [
         "amount (numbers with parentheses or a trailing minus, read as negative in 20 of 40 rows)",
     ),
     (["1.200", "3.525"], "number amount, plain"),
+    (["-999", "17", "35", "-999.0"], "amount (-999 in 20 of 40 rows is far from all others; leave the cell empty"),
+    (["9", "5.5", "9999", "99"], "amount (9999 in 10 of 40 rows is far from all others; leave the cell empty"),
+    (["99", "98", "17", "35"], "number amount, plain"),
+    (["1.9", "1.10", "1.1", "1.11"], "amount ('1.10' is read as 1.1; to read 'amount' as words:"),
     (
         ["12345678", "1.200"],
         "amount (numbers with '.' between thousands in 20 of 40 rows), plain note numbers are written as 3,14",
