@@ -60,8 +60,8 @@ def verify(prepared: PreparedDataset) -> None:
 
 
 def encoder_config(prepared: PreparedDataset) -> dict[str, Any] | None:
-    """Return the arguments of ``encoding.Encoder`` that make it encode raw values as `prepare` did: rows of a table,
-    or images as its only column. None for data from arrays.
+    """Return what makes ``encoding`` read and encode raw values as `prepare` did: rows of a table, or images as its
+    only column. None for data from arrays.
 
     Raises:
         UserError: a vocabulary is missing or cannot be read.
@@ -84,7 +84,7 @@ def encoder_config(prepared: PreparedDataset) -> dict[str, Any] | None:
     return {
         "features": {name: feature.model_dump(mode="json") for name, feature in features.items()},
         "vocabularies": vocabularies,
-    }
+    } | ({"csv": prepared.csv} if prepared.csv else {})
 
 
 def md5_by_file(data_version: str, root: Path) -> dict[str, str] | None:

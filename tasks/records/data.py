@@ -173,6 +173,8 @@ class PreparedDataset(Record):
     validation_by_class: Annotated[bool, Field(exclude_if=lambda by_class: not by_class)] = False
     """Whether each class gives the same share to the validation examples that a run draws. Datasets of TFDS are drawn
     from without regard to classes."""
+    csv: Annotated[dict[str, str], Field(exclude_if=lambda csv: not csv)] = {}
+    """The settings `delimiter` and `quoting` of a CSV file that a model's reader would not find out."""
     data_version: str | None = None
     """The md5 of the prepared folder in DVC's lock. The file itself does not hold it, as it is part of that md5."""
 

@@ -46,15 +46,13 @@ class RawModel:
         self.name = found.name
         self._model = _load(found)
         takes = {one.name: (tuple(one.shape[1:]), str(one.dtype)) for one in self._model.inputs}
-        encoding = found.encoding or _guess_encoding(takes)
-        self.encoder = Encoder(**encoding, workers=workers) if encoding else None
-        features: Mapping[str, Any] = encoding["features"] if encoding else {}
+        encoding = found.encoding or _guess_encoding(takes) or {"features": {}, "vocabularies": {}}
+        features: Mapping[str, Any] = encoding["features"]
+        self.encoder = Encoder(features, encoding["vocabularies"], workers=workers) if features else None
         if features:
             takes = {name: (tuple(feature["shape"]), feature["dtype"]) for name, feature in features.items()}
         self.takes = takes
-        self.wanted = Wanted(
-            {column["name"]: column["kind"] for one in features.values() for column in one["columns"]}, tuple(takes)
-        )
+        self.wanted = Wanted.of(encoding, takes)
         num_outputs = int(self._model.output_shape[-1])
         self.target = found.target or Target(
             task="regression", num_outputs=num_outputs, columns=tuple(f"output {one}" for one in range(num_outputs))

@@ -39,7 +39,7 @@ class TrainedModel:
     """The name in messages: NAME/VERSION, run ID, or a file."""
     keras_file: Path
     encoding: dict[str, Any] | None
-    """The arguments of ``encoding.Encoder``; None if the model only takes arrays."""
+    """As ``prepared_data.encoder_config`` returns it; None if the model only takes arrays."""
     target: Target | None
     """The meaning of its outputs; None if unknown."""
     module: str | None = None

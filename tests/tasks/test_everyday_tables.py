@@ -945,10 +945,10 @@ def test_a_prediction_reads_each_row_as_the_training_did(columns, values, above,
 
 
 def compare_readings(prepared, name="own.csv"):
-    encoder = Encoder(**prepared_data.encoder_config(prepared))
-    kinds = {one.name: one.kind for feature in prepared.features.values() for one in feature.columns}
+    known = prepared_data.encoder_config(prepared)
+    encoder = Encoder(known["features"], known["vocabularies"])
     parts = []
-    for read in Reader(Wanted(kinds, tuple(prepared.features)), Path.cwd(), 7, "utf-8").read([name]):
+    for read in Reader(Wanted.of(known, prepared.features), Path.cwd(), 7, "utf-8").read([name]):
         encoded, broken = encode_part(read, encoder, {}, "the model")
         assert not broken
         parts.append(encoded)
@@ -1006,6 +1006,11 @@ WHOLE = {
     "R": (of_r(), {}),
     "gaps": (with_gaps(), {}),
     "quoting none": (reviews('"'), {"quoting": "none", "delimiter": "\t"}),
+    "quotes as characters": (
+        csv_of(size=times_of(["L", "S", "M"])).replace("L,", '"L",').replace("S,", '"S,').replace("M,", 'M",'),
+        {"quoting": "none"},
+    ),
+    "another delimiter": (csv_of(city=times_of(["Bonn", "Ulm"])).replace(",", "^"), {"delimiter": "^"}),
     "CR": (csv_of(city=times_of(["Bonn", "Ulm"])).replace("\n", "\r"), {}),
     "one column": ("text,label\n" + "\n".join(f'"line {row % 9}, and ""more""",{row % 2}' for row in range(40)), {}),
 }

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from tasks import records
+from tasks.data.encoding.inputs import Wanted
 from tasks.serving import outputs, server
 from tasks.serving.raw_model import RawModel
 from tasks.serving.server import BadRequest, RequestBatcher, Served, application, read_request, schema
@@ -126,6 +127,12 @@ def test_what_is_no_row_is_refused_with_the_reason(rows, given, message):
 def test_a_row_of_another_length_is_no_row_with_missing_values(rows, body):
     with pytest.raises(BadRequest, match="row 1 does not have 2 values"):
         asked(rows, body, "text/csv")
+
+
+def test_csv_of_a_model_that_learned_quotes_as_characters_keeps_them(rows, monkeypatch):
+    monkeypatch.setattr(rows, "wanted", Wanted.of(ENCODING | {"csv": {"quoting": "none"}}, rows.takes))
+    with pytest.raises(BadRequest, match="row 0: '\"2\"' is not a number"):
+        asked(rows, b'b,a\n"2",1\n', "text/csv")
 
 
 def test_images_come_as_pixels_or_as_files(images):

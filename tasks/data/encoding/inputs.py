@@ -13,11 +13,12 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +85,17 @@ class Wanted:
     """Kinds by name, as in ``records.Column``; empty for a model that takes only arrays."""
     features: tuple[str, ...]
     """Arrays as prepared, by name."""
+    delimiters: str = DELIMITERS
+    """The possible delimiters of CSV."""
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
+
+    @classmethod
+    def of(cls, known: Mapping[str, Any], takes: Iterable[str]) -> "Wanted":
+        """Return what a model takes, from its encoding.json and the names of its arrays."""
+        columns = {one["name"]: one["kind"] for feature in known["features"].values() for one in feature["columns"]}
+        written = known.get("csv", {})
+        quoting: Literal[0, 3] = csv.QUOTE_NONE if written.get("quoting") == "none" else csv.QUOTE_MINIMAL
+        return cls(columns, tuple(takes), written.get("delimiter", "") + DELIMITERS, quoting)
 
     @property
     def takes_files(self) -> bool:
@@ -269,24 +281,25 @@ class Reader:
         """Yield the rows of CSV.
 
         The header is the first line that has the model's columns; a title or comments may precede it. If the columns
-        are named by their places (``column_1``), a file needs no header. The delimiter is the comma, semicolon, tab or
-        bar that yields most of the model's columns.
+        are named by their places (``column_1``), a file needs no header. The delimiter is the one that yields most of
+        the model's columns.
         """
-        columns = [_name(one) for one in self.wanted.columns]
+        columns, delimiters = [_name(one) for one in self.wanted.columns], self.wanted.delimiters
+        read = partial(csv.reader, quoting=self.wanted.quoting)
         csv.field_size_limit(self.max_field)
         with self._open_text(file) as text:
             above = list(itertools.islice(text, LINES_ABOVE))
-            counts = [max(_count(above[place:], one, columns) for one in DELIMITERS) for place in range(len(above))]
+            counts = [max(_count(read, above[n:], one, columns) for one in delimiters) for n in range(len(above))]
             header = counts.index(len(columns)) if len(columns) in counts else 0
             by_place = not any(counts) and all(map(NAMED_BY_PLACE.fullmatch, columns))
-            delimiter = max(DELIMITERS, key=lambda one: _count(above[header:], one, () if by_place else columns))
+            delimiter = max(delimiters, key=lambda one: _count(read, above[header:], one, () if by_place else columns))
             of_row: list[str] = []
             lines, skips = noted(itertools.chain(above[header:], text), of_row), skips_spaces(above[header:], delimiter)
-            reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=skips, strict=True)
+            reader = read(lines, delimiter=delimiter, skipinitialspace=skips, strict=True)
             top = next(reader, [])
             below: list[list[str]] = []
             with contextlib.suppress(csv.Error):  # A value that is too long spoils only its row, later.
-                below.extend(csv.reader(above[header + reader.line_num :], delimiter=delimiter, skipinitialspace=skips))
+                below.extend(read(above[header + reader.line_num :], delimiter=delimiter, skipinitialspace=skips))
             names = names_of(top, below)
             if by_place:
                 names = [f"column_{place}" for place in range(1, len(top) + 1)]
@@ -450,11 +463,11 @@ def _name(text: str) -> str:
     return unicodedata.normalize("NFC", text.strip())
 
 
-def _count(lines: Sequence[str], delimiter: str, columns: Sequence[str]) -> int:
+def _count(read: Callable[..., Any], lines: Sequence[str], delimiter: str, columns: Sequence[str]) -> int:
     """Return how many of the columns occur in the first row of some lines; without columns, its number of values."""
     try:
         skips = skips_spaces(lines, delimiter)
-        found = names_of(next(csv.reader(lines, delimiter=delimiter, skipinitialspace=skips), []), [])
+        found = names_of(next(read(lines, delimiter=delimiter, skipinitialspace=skips), []), [])
     except csv.Error:  # A row with a value that is too long.
         return 0
     return sum(column in found for column in columns) if columns else len(found)

@@ -4,7 +4,6 @@ import argparse
 import functools
 import hashlib
 import io
-import itertools
 import json
 import os
 import sys
@@ -49,19 +48,17 @@ class Predictor:
         target = json.loads((folder / "target.json").read_text("utf-8"))
         self.task, self.names = target["task"], target["class_names"] or target["columns"] or ["prediction"]
         self.compute, self.folder = compute, folder
-        self.features: dict[str, Any] = {}  # How raw values are encoded; empty if the model takes only arrays.
+        self.known: dict[str, Any] = {"features": {}}  # How raw values are read and encoded, unless they are arrays.
         self.encoder: Encoder | None = None
         if (folder / "encoding.json").exists():
-            known = json.loads((folder / "encoding.json").read_text("utf-8"))
-            self.features, self.encoder = known["features"], Encoder(**known)
-        columns = itertools.chain(*(feature["columns"] for feature in self.features.values()))
-        self.kinds = {column["name"]: column["kind"] for column in columns}
+            self.known = json.loads((folder / "encoding.json").read_text("utf-8"))
+            self.encoder = Encoder(self.known["features"], self.known["vocabularies"])
 
     @functools.cached_property
     def takes(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """Shape and dtype of each array of an example."""
-        if self.features:
-            return {name: (tuple(one["shape"]), np.dtype(one["dtype"])) for name, one in self.features.items()}
+        if features := self.known["features"]:
+            return {name: (tuple(one["shape"]), np.dtype(one["dtype"])) for name, one in features.items()}
         inputs = json.loads((self.folder / "export.json").read_text("utf-8"))["inputs"]
         return {one["name"]: (tuple(one["shape"][1:]), np.dtype(one["dtype"])) for one in inputs}
 
@@ -107,7 +104,7 @@ def main(about: str | None, load: Callable[[], Predictor], arguments: Sequence[s
     failed = False
     try:
         model = load()
-        wanted = Wanted(model.kinds, tuple(model.takes))
+        wanted = Wanted.of(model.known, model.takes)
         stdin = io.FileIO(0, closefd=False) if "-" in asked.inputs else None
         reader = Reader(wanted, Path(), part_size(model.takes), asked.encoding, stdin)
         reader.check(asked.inputs)

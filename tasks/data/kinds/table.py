@@ -22,6 +22,7 @@ from tasks.data import splits
 from tasks.data.columns import check_complete, checked, fill_in, top_of
 from tasks.data.encoding import BrokenImages, Encoder, cells
 from tasks.data.encoding.cells import BadValue, Values, Wanted
+from tasks.data.encoding.inputs import DELIMITERS
 from tasks.data.encoding.pictures import inside
 from tasks.data.fitting import Statistics, features_of, sort_classes
 from tasks.data.images import Header, common_size, read_header, refuse_broken
@@ -125,7 +126,14 @@ def of_rows(table: "ScannedTable") -> Examples:
         rows_of=rows_of,
         name_of=lambda split, row: f"row {rows_of(split)[row] + 1}",
         metadata_of=(lambda split: _metadata(table, rows_of(split))) if dataset.metadata else None,
+        origin={"csv": _unexpected(dataset)},
     )
+
+
+def _unexpected(dataset: config.Table) -> dict[str, str]:
+    """Return the settings of a CSV file that a model's reader would not find out."""
+    written = {"delimiter": dataset.delimiter, "quoting": dataset.quoting}
+    return {key: value for key, value in written.items() if value and value not in (*DELIMITERS, "minimal")}
 
 
 class ScannedTable:
