@@ -206,6 +206,9 @@ class Table(LocalDescription):
     header: Annotated[Count | None, Field(exclude_if=lambda header: header == 1)] = 1
     """The line of a CSV file that names the columns, counted from 1; null is a file without a header, whose columns are
     `column_1`, `column_2`, ... `data add` skips a title, comments, blank lines and `sep=;` above it."""
+    header_rows: Annotated[Count, Field(exclude_if=lambda rows: rows == 1)] = 1
+    """The number of rows of a CSV file's header: the first one names the columns; others, such as units, are left
+    out."""
     quoting: Annotated[Literal["minimal", "none"] | None, Field(exclude_if=lambda quoting: quoting is None)] = None
     """`minimal`: quotes surround CSV values that contain a delimiter or a line break. `none`: quotes are ordinary
     characters. Null is minimal, unless a whole row would become one value."""

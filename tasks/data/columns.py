@@ -20,7 +20,7 @@ from tasks import config
 from tasks.data import dates, splits
 from tasks.data.encoding import cells
 from tasks.data.tables import TableFile, doubtful_header, num_rows_of
-from tasks.system.errors import UserError, listed, one_of, shown
+from tasks.system.errors import UserError, cut, listed, one_of, shown
 
 LOOKED_AT = 10_000
 """The kind of a column is inferred from at most so many first rows."""
@@ -31,6 +31,7 @@ UNSPACED_CHARACTER = re.compile(f"[{cells.UNSPACED}]")
 FEWEST = 10
 """The fewest rows in which distinct values suggest an identifier."""
 MAX_UNITS = 3
+MOST_HEADER_ROWS = 4
 NEGATIVE = r"[\d%]\s*[-)]\s*$"
 """A number with a trailing minus, or in parentheses."""
 ORDINALS = {"st", "nd", "rd", "th"}
@@ -242,6 +243,8 @@ def fill_in(dataset: config.Table, file: TableFile) -> tuple[config.Table, list[
         notes = ["numbers are written as 3,14"] if dataset.decimal == "," else []
     if dataset.decimal == ",":
         looked = {name: replace(sample, decimal=",") for name, sample in looked.items()}
+    if file.header_lines:
+        _refuse_second_header(dataset, [*looked.values()])
     targets = [looked[name] for name in dataset.target]
     guessed = {name: _kind(looked[name], dataset) for name in others}
     are_lists = targets[0].present and all(cells.LIST.fullmatch(cells.spelled(value)) for value in targets[0].present)
@@ -320,6 +323,30 @@ def _look(file: TableFile, names: Iterable[str], dataset: config.Table) -> dict[
         told = [value for value in stripped if not cells.is_no_number(value)]
         samples[name] = _Sample(name, values, present, told)
     return samples
+
+
+def _refuse_second_header(dataset: config.Table, looked: Sequence[_Sample]) -> None:
+    """Refuse first rows that have no number, though all below them in a column are numbers: units, or questions of a
+    survey."""
+
+    def are_numbers(one: _Sample, first: int, end: int | None = None) -> bool:
+        return replace(one, told=one.values[first:end]).are_numbers()
+
+    end = 0
+    while end < min(MOST_HEADER_ROWS, *(len(one.values) for one in looked)) and not any(
+        are_numbers(one, end, end + 1) and not cells.is_no_number(one.values[end]) for one in looked
+    ):
+        end += 1
+    numeric = [one for one in looked if len(one.told) > end and not are_numbers(one, 0, end) and are_numbers(one, end)]
+    if numeric:
+        rows = 1 + max(row for one in numeric for row in range(end) if not are_numbers(one, row, row + 1))
+        name, texts = numeric[0].name, [str(one.values[0]) for one in looked if one.values[0]]
+        raise UserError(
+            f"dataset.source = '{dataset.source}': the first row below the header, {cut(', '.join(texts))!r}, has no "
+            f"number, but the column '{name}' has numbers below it. If it belongs to the header, as units do: --set "
+            f"dataset.header_rows={rows + 1}. If not, correct its value of '{name}' or leave it empty"
+            f"{_as_words(name, dataset)}"
+        )
 
 
 def _decimal(dataset: config.Table, looked: Iterable[_Sample], delimiter: str) -> str | None:

@@ -115,6 +115,8 @@ class TableFile:
             first: list[str] = next(reader, [])
             if header is None:
                 return [f"column_{place}" for place in range(1, len(first) + 1)]
+            for _ in islice(reader, self._dataset.header_rows - 1):
+                pass
             self.header_lines = above + reader.line_num
             self._header = first
             names = names_of(first, list(reader))

@@ -815,6 +815,27 @@ def test_a_header_that_is_repeated_is_no_row(columns, capsys):
     assert read.broken == {15: "repeats the header", 26: "repeats the header"}
 
 
+@pytest.mark.parametrize(
+    ("second", "shown", "header_rows"),
+    [
+        ("-,m,Response\n", "-, m, Response", 2),
+        ('"","How far?\n(m)",Which?\n{},"{""ImportId"":""QID1""}",x\nBonn,,tall\n', "How far? (m), Which?", 3),
+    ],
+)
+def test_a_second_row_of_a_header_is_asked_about(second, shown, header_rows):
+    header, rows = csv_of(city=times_of(["Bonn", "Ulm"])).split("\n", 1)
+    content = f"{header}\n{second}{rows}"
+    with pytest.raises(UserError) as asked:
+        guess(content)
+    assert f"the first row below the header, '{shown}', has no number" in str(asked.value)
+    assert f"--set dataset.header_rows={header_rows}. If not" in str(asked.value)
+    assert "to read 'plain' as words: --set dataset.columns.plain=category" in str(asked.value)
+    assert guess(content, columns={"plain": "category"})[0].columns["city"].kind == "category"
+    prepared, _ = prepare(content, header_rows=header_rows)
+    assert sum(split.num_examples for split in prepared.splits.values()) == content.count("tall") + 20
+    assert guess(f"{header}\nBonn,n.a.,tall\n{rows}")[0].columns["plain"].kind == "number", "a missing value is no unit"
+
+
 def test_a_row_with_the_name_of_one_column_stays():
     prepared, _ = prepare(csv_of(up=times_of(["up", "down"]), label=times_of(["label", "no", "yes"])))
     assert sum(split.num_examples for split in prepared.splits.values()) == 40
