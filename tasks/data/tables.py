@@ -37,6 +37,22 @@ EXCEL_DELIMITER = re.compile(r"\"?sep=(.)\"?", re.IGNORECASE)
 NUMBER = re.compile(r"\s*[+-]?\d+([.]\d+)?\s*")
 YEAR = re.compile(r"(19|20)\d\d")
 DELIMITERS = (";", "\t", "|", ",")
+START_BYTES = 2**16
+BORDER = rb"(?:[ |+:=-]|\xe2[\x94\x95][\x80-\xbf])"
+"""A sign of a line between two rows of a printed table; box-drawing ones have three bytes."""
+NO_CSV = {
+    # Not within a text in quotes, which may have several lines.
+    rb'(?i)\A(?:[^"\n]*\n){0,4}(?=[^\n]*---|\xe2)(?=-*+ *+[|+:-]|\xe2)' + BORDER + rb"{5,}\r?\n": (
+        "a table with borders, as databases and Markdown show it. Export it as CSV, such as with psql --csv, sqlite3 "
+        "-csv or, for a .tsv file, mysql --batch"
+    ),
+    rb"(?im)^@relation\s": "ARFF. Export it as CSV, or convert it with scipy.io.arff.loadarff, whose words are bytes",
+    rb"\A\s*\[\s*[\[{]": "JSON. Convert it with pandas.read_json and to_csv(index=False)",
+    rb'\A\s*\{\s*"': "JSON. If each line is an object, rename it to .jsonl",
+    rb"(?i)\A\s*<(?:!doctype|html|table|\?xml)": "HTML or XML. Download or export the table as CSV",
+    rb"\A(?:PK\x03\x04|\xd0\xcf\x11\xe0)": "an Excel workbook or an archive. Open it and save the table as CSV",
+}
+"""The formats that files called .csv may have, by how they start."""
 Chunk = dict[str, Values]
 
 
@@ -325,9 +341,15 @@ def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
     if not path.is_file():
         return dataset, []
     with path.open("rb") as file:
-        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) and "encoding" not in dataset.model_fields_set:
-            dataset = dataset.model_copy(update={"encoding": "utf-16"})
-    if "header" in dataset.model_fields_set or path.suffix.lower() not in (".csv", ".tsv"):
+        start = file.read(START_BYTES)
+    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) and "encoding" not in dataset.model_fields_set:
+        dataset = dataset.model_copy(update={"encoding": "utf-16"})
+    if path.suffix.lower() not in (".csv", ".tsv"):
+        return dataset, []
+    for form, what in NO_CSV.items():
+        if re.search(form, start):
+            raise UserError(f"dataset.source = '{dataset.source}': it is not CSV but {what}")
+    if "header" in dataset.model_fields_set:
         return dataset, []
     lines = _first_lines(path, dataset.encoding)
     named = [match[1] for line in lines[:LINES_ABOVE] if (match := EXCEL_DELIMITER.fullmatch(line.strip()))]

@@ -836,6 +836,36 @@ def test_a_second_row_of_a_header_is_asked_about(second, shown, header_rows):
     assert guess(f"{header}\nBonn,n.a.,tall\n{rows}")[0].columns["plain"].kind == "number", "a missing value is no unit"
 
 
+PRINTED = "".join(f" {number} | {label}\n" for number, label in zip(PLAIN, LABELS, strict=True))
+BAR = "+-------+-------+\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (f" plain | label \n-------+-------\n{PRINTED}(40 rows)\n", "psql --csv"),
+        (f"mysql> SELECT * FROM own;\n{BAR}| plain | label |\n{BAR}| 1 | tall |\n{BAR}", "mysql --batch"),
+        (f"| plain | label |\n|:---|---:|\n{PRINTED}", "a table with borders"),
+        ("┌───┬───┐\n│ plain │ label │\n├───┼───┤\n│ 1 │ tall │\n└───┴───┘\n", "a table with borders"),
+        ("plain    label\n-------- -----\n     1.5 tall\n", "a table with borders"),
+        (f"% Notes\n@RELATION own\n@ATTRIBUTE plain REAL\n@DATA\n{PRINTED}", "scipy.io.arff"),
+        ('[{"plain": 1, "label": "tall"},\n {"plain": 2, "label": "short"}]\n', "pandas.read_json"),
+        ('{"plain": 1, "label": "tall"}\n', "rename it to .jsonl"),
+        ("<!DOCTYPE html>\n<html>\n", "HTML"),
+        (b"PK\x03\x04\x14\x00\x06\x00", "an Excel workbook"),
+    ],
+)
+def test_another_format_called_csv_is_named(content, said):
+    with pytest.raises(UserError, match=f"it is not CSV but .*{said}"):
+        guess(content)
+
+
+def test_a_line_below_a_title_and_a_drawn_table_within_a_text_are_no_border():
+    assert guess(f"Report\n------  \n{csv_of()}")[0].header == 3
+    notes = [f"well, number {row}\n|---|---|\n| a | b |" for row in range(40)]
+    assert guess(csv_of(note=notes))[0].columns["note"].kind == "text"
+
+
 def test_a_row_with_the_name_of_one_column_stays():
     prepared, _ = prepare(csv_of(up=times_of(["up", "down"]), label=times_of(["label", "no", "yes"])))
     assert sum(split.num_examples for split in prepared.splits.values()) == 40
