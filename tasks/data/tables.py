@@ -6,6 +6,7 @@ import csv
 import re
 import statistics
 import unicodedata
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
@@ -89,7 +90,7 @@ class TableFile:
             self.names = self._names()
         if not self.names:
             raise self.refused("it is empty")
-        if twice := sorted({name for name in self.names if self.names.count(name) > 1}):
+        if twice := sorted(name for name, times in Counter(self.names).items() if times > 1):
             raise self.refused(
                 f"{len(twice)} of its columns {'has' if len(twice) == 1 else 'have'} the name of another one: "
                 f"{listed([repr(name) for name in twice])}. Rename the columns; or, if the first line contains "
@@ -259,7 +260,7 @@ class TableFile:
         named = len(self._header) if self._header and not self.has_row_names else width
         if named == width and self._is_even():
             return
-        ragged: list[tuple[int, list[str]]] = []
+        ragged: list[tuple[int, list[str], str]] = []
         count, end = 0, above
         of_row: list[str] = []
         several: list[tuple[int, int, bool]] = []
@@ -271,7 +272,7 @@ class TableFile:
                     first, end = end + 1, above + rows.line_num
                     if row and (len(row) != width or any(row[named:])):
                         count += 1
-                        ragged = ragged or [(first, row)]
+                        ragged = ragged or [(first, row, of_row[-1])]
                     if len(of_row) > 1:
                         are_rows = all(text.count(self.delimiter) == width - 1 for text in of_row)
                         several.append((first, end, are_rows))
@@ -282,12 +283,13 @@ class TableFile:
                     f"{above + rows.line_num} would be one row. Write a quote within quotes as two, or read quotes as "
                     "ordinary characters: --set dataset.quoting=none"
                 ) from None
-        for first, row in ragged:
+        for first, row, text in ragged:
+            ends = ", which a carriage return alone (\\r) ends" if text.endswith("\r") else ""
             raise self.refused(
                 f"{count} of its rows {'does' if count == 1 else 'do'} not have the {named} values of its header: line "
-                f"{first} has {len(row)}: {cut(self.delimiter.join(row), 80)!r}. Fix them, quote values that contain "
-                f"{self.delimiter!r}, or set another delimiter (--set dataset.delimiter=';') or header line (--set "
-                "dataset.header=2)"
+                f"{first} has {len(row)}: {cut(self.delimiter.join(row), 80)!r}{ends}. Fix them, quote values that "
+                f"contain {self.delimiter!r}, or set another delimiter (--set dataset.delimiter=';') or header line "
+                "(--set dataset.header=2)"
             )
         if self._dataset.quoting is None and width > 1 and several and all(are_rows for *_, are_rows in several):
             first, end, _ = several[0]
@@ -307,6 +309,8 @@ class TableFile:
             for _ in range(self.header_lines):
                 file.readline()
             while block := file.read(BLOCK_BYTES) + file.readline():
+                if block.count(b"\r") > block.count(b"\r\n"):  # Alone, it ends a row, too.
+                    return False
                 if text := block.rstrip(b"\r\n"):
                     marks = text.translate(None, others) + b"\n"
                     if marks != line * (len(marks) // len(line)):

@@ -953,6 +953,13 @@ def test_a_row_of_another_length_is_named_with_its_line():
         guess(csv_of() + "Source: the office\n")
 
 
+def test_a_carriage_return_within_a_line_is_named():
+    """pandas ends the row there and fills it with missing values, as it does with the next one."""
+    content = csv_of(city=times_of(["Bonn", "Ulm"]))
+    with pytest.raises(UserError, match=r"line 3 has 1: 'U', which a carriage return alone \(\\r\) ends"):
+        prepare(content.replace("Ulm", "U\rlm", 1), on_broken="skip")
+
+
 def test_a_late_value_below_no_name_does_not_shift_the_names():
     """R writes row names without a name; where the last column is empty for long, its rows look like `a,1,`."""
     rows = [f"r{row},{row % 7}.5,{LABELS[row % 40]},{'late' if row == 60 else ''}" for row in range(80)]
