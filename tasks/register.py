@@ -1,6 +1,6 @@
 """Register the evaluated model in MLflow if it passes the gate, and make it the champion if it is better.
 
-A rollback moves the alias `champion` back to the previous champion, if that version still loads and reproduces the
+A rollback moves the alias `champion` back to the previous champion if that version still loads and reproduces the
 outputs of its evaluation.
 """
 
@@ -58,12 +58,12 @@ def register(
         prepared: the data of its evaluation.
         training: the run's training result.
         evaluation: the run's evaluation result.
-        load: loads the model and computes its outputs, in a separate process without knowledge of the run.
+        load: loads the model and computes its outputs in a separate process that does not know the run.
         force: make it the champion regardless of the comparison.
 
     Raises:
         UserError: the gate does not cover these data, a file of the model was changed, or the MLflow store cannot
-            be used. If the server does not answer, the record has that as the reason.
+            be used. If a server does not answer, the record contains that reason instead.
         StratagemError: another process has held the lock for an hour.
     """
     gate.check(settings, prepared)
@@ -85,7 +85,7 @@ def register(
     model_uri = None
     try:
         model_uri = log_model(run, name.replace(".", "-"), keras_file, prepared, evaluation.step, evaluation.metrics)
-        if not is_own_store():  # The version is made on the team's server, of the copy there.
+        if not is_own_store():  # The team's server creates the version from its copy of the model.
             model_uri = copy_model(run, model_uri)
         given = None
         if evaluation.test_rows == predictions.test_rows(prepared):
@@ -144,7 +144,6 @@ def _tags(
     keras_file: str,
     weights_digest: str,
 ) -> dict[str, str]:
-    """Return the tags of a version."""
     path, metric = config.project_root() / keras_file, settings.register_.metric
     tags = {
         "data_version": run.lineage.data_version,
@@ -252,11 +251,11 @@ def rollback(name: str, load: Loader) -> RolledBack:
 
     Args:
         name: the name of the registered model.
-        load: loads the model and computes its outputs, in a separate process without knowledge of the run.
+        load: loads the model and computes its outputs in a separate process that does not know the run.
 
     Raises:
         UserError: the registered model does not exist or has no previous champion; or that version cannot be loaded,
-            has outputs that are not finite or have changed, or was just deleted: the alias stays.
+            its outputs are not finite or have changed, or it was just deleted: the alias does not move.
         Unavailable: the tracking server does not answer, or fails.
         StratagemError: another process has held the lock for an hour.
     """
@@ -307,7 +306,7 @@ def _load_version_back(back: Rollback, load: Loader) -> str:
         return f"it was loaded and computed {len(rows)} test rows; there is nothing to compare them with: {missing}"
     evaluation = outcome.load(run, EvaluationResult)
     tolerance = loaded_back.COARSE_TOLERANCE
-    # Otherwise the run was evaluated once more since, and nothing says on which device it was before.
+    # Otherwise the run was evaluated again since, and the device of the earlier evaluation is unknown.
     if evaluation is not None and evaluation.outputs_sha256 == tags.get("test_outputs_sha256"):
         tolerance = loaded_back.tolerance(run, evaluation)
     if (other := loaded_back.difference(outputs, evaluated.outputs, rows, tolerance)) is not None:
@@ -316,7 +315,7 @@ def _load_version_back(back: Rollback, load: Loader) -> str:
 
 
 def _find_data(tags: Mapping[str, str], run: Run) -> tuple[PreparedDataset | None, str]:
-    """Return the data to run a version on, and why its outputs for them cannot be compared; empty if they can."""
+    """Return the data for a version, and why its outputs for them cannot be compared; empty if they can."""
     folder = f"data/{run.settings['dataset']['name']}/prepared"
     try:
         prepared = records.load(PreparedDataset, config.project_root() / folder / "manifest.json")

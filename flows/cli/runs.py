@@ -166,8 +166,8 @@ def logs(name: str = run_argument(NAMED)) -> None:
     for log in sorted(folder.glob("logs/*/*.log")):
         text = printable(log.read_text(encoding="utf-8", errors="replace"), keep="\n\t")
         print(f"\n{log.relative_to(folder)}\n{text}")
-    reason = outcome.status(found).reason
-    print(listing.status_of(found) + (f": {reason}" if reason else ""))
+    ended = outcome.status(found)
+    print(listing.in_words(found, ended) + (f": {ended.reason}" if ended.reason else ""))
 
 
 def diff(

@@ -43,12 +43,10 @@ class Changed(Record):
 
 
 class CodeMeanings(Record):
-    """Digests of the project's files as Python parses them (``lineage.meaning``); stored, as parsing takes 1 s."""
+    """Digests of the syntax trees of the project's files (``lineage.meaning``), cached because parsing takes 1 s."""
 
     by_bytes: dict[str, str]
     """Each digest by the sha256 of the file's bytes."""
-    sha256: str
-    """Of ``by_bytes``: damage would make another code of the same."""
 
 
 class Run(Record):

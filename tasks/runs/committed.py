@@ -1,5 +1,5 @@
-"""Finding and verifying complete checkpoints: ``state.json`` is written last, and contains the sha256 of the arrays
-and of itself, and its format number."""
+"""Finds and verifies complete checkpoints: ``state.json`` is written last, and contains its own sha256, that of the
+arrays, and its format number."""
 
 import hashlib
 import json

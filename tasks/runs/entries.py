@@ -49,7 +49,7 @@ def read_runs(*places: str) -> tuple[list[Run], dict[str, str]]:
 def _folders_in(root: Path, place: str) -> list[str]:
     try:
         names = os.listdir(root / "mlruns" / place)
-    except PermissionError:  # To another user "no runs" would be untrue.
+    except PermissionError:  # "No runs" would be wrong for another user.
         raise files.no_access(root / "mlruns" / place) from None
     except OSError:
         return []
@@ -74,8 +74,8 @@ def _load(root: Path, folder: str) -> Run | str | None:
 
 @functools.cache
 def _read(path: Path, file: tuple[int, int, int]) -> Run:
-    """Return a run's record. A process needs all records several times but reads each only once: a record that is
-    saved again is another file."""
+    """Return a run's record. A process needs all records several times but reads each only once: saving a record again
+    creates a new file."""
     return records.load(Run, path)
 
 

@@ -66,26 +66,22 @@ def code_of(settings: config.Settings, root: Path | None = None) -> str:
         found[f"model.initial {initial}"] = start.read_bytes()
     names = sorted(found)
     kept = records.load_or_none(CodeMeanings, cache)
-    known = kept.by_bytes if kept is not None and kept.sha256 == _sha256(kept.by_bytes) else {}
+    known = kept.by_bytes if kept is not None else {}
     digests = {name: hashlib.sha256(found[name]).hexdigest() for name in names}
-    # Known files are not parsed again: parsing all takes 1 s, hashing their bytes 0.01 s.
+    # Unchanged files are not parsed again: parsing all files takes 1 s, hashing their bytes 0.01 s.
     meant = {
         digests[name]: known.get(digests[name]) or meaning(found[name]) if name.endswith(".py") else digests[name]
         for name in names
     }
     if not meant.items() <= known.items():
         with contextlib.suppress(OSError):  # A project that cannot be written is refused elsewhere.
-            records.save(CodeMeanings(by_bytes=meant, sha256=_sha256(meant)), cache)
+            records.save(CodeMeanings(by_bytes=meant), cache)
     return hashlib.sha256("".join(f"{name}\0{meant[digests[name]]}\n" for name in names).encode()).hexdigest()
 
 
-def _sha256(values: dict[str, str]) -> str:
-    return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()
-
-
 def meaning(source: bytes) -> str:
-    """Return the sha256 of a file's syntax tree, without comments, docstrings and formatting; if it is not valid
-    Python, that of its bytes."""
+    """Return the sha256 of a file's syntax tree, without comments, docstrings and formatting, or the sha256 of its
+    bytes if it is not valid Python."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -94,7 +90,7 @@ def meaning(source: bytes) -> str:
 
 
 def _parts(node: ast.AST) -> Iterator[str]:
-    """Yield the parts of a syntax tree, without positions, empty fields (newer Pythons have more) and bare strings."""
+    """Yield the parts of a syntax tree, without positions, bare strings and empty fields (newer Pythons have more)."""
     yield type(node).__name__
     for name, value in ast.iter_fields(node):
         for item in value if isinstance(value, list) else [value]:
@@ -124,7 +120,7 @@ def weights_digest(weights: Sequence[tuple[str, "np.ndarray"]]) -> str:
 def model_digest(keras_file: Path, weights_digest: str, model_name: str) -> str:
     """Return the sha256 of a model's weights, layers and user-defined code.
 
-    A digest of the .keras file would not do: it contains the time of writing and memory addresses.
+    A digest of the .keras file is not suitable, because the file contains the time of writing and memory addresses.
     """
     with zipfile.ZipFile(keras_file) as archive:
         layers = json.loads(archive.read("config.json"), object_hook=_without_addresses)
@@ -140,9 +136,8 @@ def _without_addresses(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def data_version(name: str, part: Literal["prepared", "raw"] = "prepared") -> str | None:
-    """Return the md5 of data/<name>/prepared in data/<name>/dvc.lock, without the ``.dir`` that DVC appends.
-
-    With ``part`` raw, that of data/<name>/raw, its source. None if DVC has not prepared the dataset.
+    """Return the md5 of data/<name>/prepared, or of its source data/<name>/raw, from data/<name>/dvc.lock, without the
+    suffix ``.dir``; None if DVC has not prepared the dataset.
 
     Raises:
         UserError: the lock cannot be read.
@@ -160,7 +155,7 @@ def data_version(name: str, part: Literal["prepared", "raw"] = "prepared") -> st
 def version_in(
     lock: str, name: str, part: Literal["prepared", "raw"] = "prepared", place: str = "its dvc.lock"
 ) -> str | None:
-    """Return the same as ``data_version`` from the text of a dvc.lock; messages name ``place``."""
+    """Return ``data_version`` from the text of a dvc.lock; messages name ``place``."""
     try:
         stages = yaml.safe_load(lock)["stages"]
         files = stages["prepare"]["deps" if part == "raw" else "outs"] if "prepare" in stages else []

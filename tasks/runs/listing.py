@@ -124,7 +124,8 @@ def list_runs(
 def lower_is_better(metric: str) -> bool:
     """Return whether lower values of a metric such as ``test/loss`` are better; False if it is not a metric.
 
-    For the user's own metrics, the newest evaluation that has it answers: only stage processes import the user's code.
+    The newest evaluation with a user-defined metric determines this, because only stage processes import the user's
+    code.
     """
     name = metric.rpartition("/")[2]
     if ":" in metric:
@@ -140,7 +141,7 @@ def lower_is_better(metric: str) -> bool:
 
 
 def line_of(run: Run, num_bytes: int | None = None) -> RunLine:
-    """Return a run's line in a list, from its records that can be read; ``num_bytes`` is the size of its folder."""
+    """Return a run's line in a list from its readable records; ``num_bytes`` is the size of its folder if known."""
     training, evaluation = outcome.load_readable(run, TrainingResult), outcome.load_readable(run, EvaluationResult)
     metrics = evaluation.metrics if evaluation is not None else {}
     ended = outcome.status(run)
@@ -149,7 +150,7 @@ def line_of(run: Run, num_bytes: int | None = None) -> RunLine:
         name=run.name,
         began=records.at(run.start_time / 1000),
         ended=ended.at if ended.status != "RUNNING" else None,
-        status=_in_words(run, ended),
+        status=in_words(run, ended),
         dataset=run.dataset,
         model=run.model,
         strategy=run.strategy,
@@ -188,7 +189,7 @@ def moment(text: str, option: str) -> datetime:
 
 
 def show(run: Run) -> RunDetails:
-    """Return the details of a run from its records, without those that cannot be read.
+    """Return the details of a run from its readable records.
 
     Raises:
         UserError: params.yaml cannot be read.
@@ -215,7 +216,6 @@ def show(run: Run) -> RunDetails:
 
 
 def _order(path: Path) -> tuple[int, str]:
-    """Return the sort key of a checkpoint, by its step, or of a model, by its name."""
     return int(path.name) if path.name.isdigit() else 0, path.name
 
 
@@ -241,7 +241,6 @@ def _unequal(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any
 
 
 def _facts(shown: RunDetails) -> dict[str, Any]:
-    """Return the facts about a run that ``compare`` compares in addition to its settings."""
     line, lineage, training = shown.run, shown.record.lineage, shown.training
     return {
         "data version": lineage.data_version,
@@ -270,25 +269,21 @@ def recent_runs() -> RecentRuns:
     ends: dict[str, dict[str, str]] = {"failed": {}, "killed": {}}
     for run in find_runs("runs"):
         ended = outcome.status(run)
-        status = _in_words(run, ended)
+        status = in_words(run, ended)
         if status == "running":
             running.append(_progress(run, now))
         elif status == "finished":
             latest = latest or line_of(run)
         elif (ended.reason or "").startswith(Trial.pruned_because):
-            continue  # A sweep ends such a trial on purpose.
+            continue  # A sweep ends such trials on purpose.
         # An unreadable status has no time.
         elif datetime.fromisoformat(ended.at or records.now()) >= now - timedelta(days=1):
             ends[status][run.name] = ended.reason or status
     return RecentRuns(running=tuple(running), latest=latest, failed=ends["failed"], stopped=ends["killed"])
 
 
-def status_of(run: Run) -> str:
-    """Return one of ``STATUSES``: a run with a free lock and no recorded end was killed."""
-    return _in_words(run, outcome.status(run))
-
-
-def _in_words(run: Run, ended: RunStatus) -> str:
+def in_words(run: Run, ended: RunStatus) -> str:
+    """Return one of ``STATUSES`` from the recorded status: a run with a free lock and no recorded end was killed."""
     return "killed" if ended.status == "RUNNING" and is_abandoned(run) else ended.status.lower()
 
 

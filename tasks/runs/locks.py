@@ -46,7 +46,7 @@ class RunLock:
         self.note()
 
     def note(self, **known: str) -> None:
-        """Add to the note what is now known: ``run_id``."""
+        """Add known fields, such as ``run_id``, to the note."""
         self.holder = self.holder.model_copy(update=known)
         self._note.seek(0)
         self._note.write(self.holder.model_dump_json())
@@ -105,7 +105,7 @@ def lock(key: str, what: str, flow_run_id: str | None = None) -> Iterator[RunLoc
             )
     finally:
         path.unlink(missing_ok=True)
-        # Remove it while it is locked: a process that has opened it notices that it is gone, and creates a new one.
+        # Remove the file while it is locked: a process that has opened it notices this and creates a new file.
         Path(file_lock.lock_file).unlink(missing_ok=True)
         file_lock.release()
 
@@ -156,7 +156,7 @@ def is_locked(key: str) -> bool:
         return files.is_locked(_folder() / f"{key}.lock")
     except FileNotFoundError:
         return False
-    except OSError:  # Another user's, who may be using it; we never end their processes.
+    except OSError:  # It belongs to another user, who may be using it.
         return True
 
 
@@ -175,7 +175,7 @@ def crashed_holders() -> list[tuple[Path, Holder]]:
     """Return the notes of this machine's processes that died during their work, with their paths."""
     found = []
     for path in sorted(_folder().glob("*.json")):
-        with contextlib.suppress(UserError, OSError):  # Just ended.
+        with contextlib.suppress(UserError, OSError):  # The process has just ended.
             holder = records.load(Holder, path)
             if _is_here(holder) and not files.is_locked(path):
                 found.append((path, holder))
@@ -209,7 +209,7 @@ def remove_leftovers(mine: str = "") -> list[Path]:
 
 
 def half_written(folder: Path) -> list[Path]:
-    """Return the incomplete files in a run's folder, of the process that holds its lock or of a killed one."""
+    """Return the incomplete files in a run's folder, of the current process of the run or of a killed one."""
     return [*folder.glob(".*.partial*"), *folder.glob("*/.*.partial*")]
 
 
@@ -240,8 +240,8 @@ def _refusal(key: str, what: str) -> UserError:
 def project_id() -> str:
     """Return the id that distinguishes this project's folder on a shared MLflow server; the first call creates it.
 
-    It is in mlruns/.id and ends with that file's inode number: it stays the same when the folder moves within the file
-    system and in all containers that share the folder, but differs in a copy, whose original may have running runs.
+    It consists of the text in mlruns/.id and that file's inode number. So it is the same in all containers that share
+    the folder and after a move within the file system, but not in a copy, whose original may have running runs.
 
     Raises:
         StratagemError: mlruns/.id cannot be read or written.
@@ -250,7 +250,7 @@ def project_id() -> str:
     try:
         path.parent.mkdir(exist_ok=True)
         with path.open("a+", encoding="ascii") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # Another process may be making it.
+            fcntl.flock(file, fcntl.LOCK_EX)  # Another process may be writing it.
             file.seek(0)
             if not (found := file.read(32)):
                 found = uuid.uuid4().hex

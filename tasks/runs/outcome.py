@@ -1,5 +1,5 @@
-"""The records in a run's folder: its status and the results of its stages. And the final states of flow runs that could
-not be reported to a Prefect server because it had died."""
+"""The records in a run's folder: its status and the results of its stages; and the final states of flow runs whose
+Prefect server had died."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -82,7 +82,7 @@ def prune(selection: Selection, ask: Callable[[], list[ModelVersion]], dry_run: 
         UserError: the selection has no condition, or the dataset does not exist.
     """
     selection.check()
-    # Read before asking the registry: `_remove` then notices a run that was registered after that.
+    # Read the runs before asking the registry, so that `_remove` notices a run that is registered in between.
     known = [(run, line_of(run)) for run in find_runs("runs")]
     needed = _needed(ask(), known)
     pruned: list[RunLine] = []
@@ -139,12 +139,10 @@ def _is_given_up(line: RunLine) -> bool:
     if line.status != "killed" or line.parent_run_id is None or kind_of_parent(line.parent_run_id) != "sweep":
         return False
     parent = look_up(line.parent_run_id)
-    ended = status(parent) if parent is not None else None
-    return ended is not None and ended.status == "FINISHED"
+    return parent is not None and status(parent).status == "FINISHED"
 
 
 def _parts(run: Run) -> list[Path]:
-    """Return the folders of a run that pruning removes."""
     return [config.project_root() / run.folder / part for part in PARTS]
 
 

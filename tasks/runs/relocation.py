@@ -36,7 +36,7 @@ def own_store() -> Path:
 def correct_paths() -> None:
     """If the project was moved or copied, set the artifact locations in its own store to the new paths and log it.
 
-    Leaves a project alone that was only opened by another path, such as a link, and locations that the user chose.
+    Does not change a project that was only opened by another path, such as a link, or locations that the user chose.
 
     Raises:
         UserError: the store belongs to another user.

@@ -76,12 +76,12 @@ def open_place(address: str, *below: str) -> Any:
         )
     import fsspec.implementations.dirfs  # With s3fs it takes a second.
 
-    for name in ("azure", "gcsfs"):  # They print at length of missing credentials, and gcsfs at each request.
+    for name in ("azure", "gcsfs"):  # They log many lines about missing credentials, and gcsfs about each request.
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         # No cache of listings, so that files of other processes are visible.
         fs, path = fsspec.core.url_to_fs(address, use_listings_cache=False, **OPTIONS.get(scheme, {}))
-    except Exception as error:  # Each file system has errors of its own.
+    except Exception as error:  # Each file system has its own errors.
         raise UserError(refusal(error, address)) from None
     return fsspec.implementations.dirfs.DirFileSystem(path="/".join((path.rstrip("/"), *below)), fs=fs)
 
@@ -99,7 +99,7 @@ def check(address: str) -> None:
     try:
         place.pipe_file(name, b"can stratagem write here?")
         place.rm_file(name)
-    except Exception as error:  # Each file system has errors of its own.
+    except Exception as error:  # Each file system has its own errors.
         if not AWAY.search(one_line(error)):
             raise UserError(refusal(error, address)) from None
         print(
@@ -210,7 +210,7 @@ def copy_run(run: Run, address: str) -> None:
     folder = config.project_root() / run.folder
     with _copying:
         if outcome.is_pruned(run):
-            (folder / MARK).unlink(missing_ok=True)  # What was pruned here to make room stays there.
+            (folder / MARK).unlink(missing_ok=True)  # The remote keeps files that were pruned here.
             return
         place = open_place(address, "runs", run.run_id)
         there = set(place.find(""))
@@ -271,7 +271,7 @@ def read_index(place: Any) -> Copy:
 def write_index(place: Any, index: Copy) -> None:
     """Replace a run's index at a remote atomically."""
     content = committed.signed(index.model_dump(mode="json"))
-    # An object in a bucket appears only when the request is complete; a file needs a rename.
+    # An object in a bucket only appears when the request is complete; a file needs a rename.
     is_file = "file" in place.fs.protocol
     place.pipe_file(f".{INDEX}" if is_file else INDEX, content)
     if is_file:
@@ -300,7 +300,7 @@ def bring(settings: config.Settings, resume: str | None) -> None:
     if address is None or resume is None or not (resume == "latest" or entries.PREFIX.fullmatch(resume)):
         return
     if any((config.project_root() / "mlruns" / "runs").glob(f"{resume}*")):
-        return  # The caller resumes it, or says why not.
+        return  # The caller resumes it or explains why not.
     if resume == "latest" and any(one.dataset == settings.dataset.name for one in entries.find_runs("runs")):
         return
     try:
@@ -316,7 +316,7 @@ def bring(settings: config.Settings, resume: str | None) -> None:
                     if json.loads(texts["records/run.json"])["settings"]["dataset"]["name"] == settings.dataset.name:
                         ended.append((json.loads(texts["status.json"])["at"], name))
             found = [name for _, name in sorted(ended)[-1:]]
-    except Exception as error:  # Each file system has errors of its own.
+    except Exception as error:  # Each file system has its own errors.
         raise StratagemError(
             f"--resume {resume}: it is not in mlruns/, and checkpoint.remote = {address} does not answer: "
             f"{reason(error)}"
@@ -394,7 +394,7 @@ def check_still_ours(run: Run, address: str | None) -> None:
         return
     try:
         index = read_index(open_place(address, "runs", run.run_id))
-    except Exception:  # Each file system has errors of its own; none may be there yet.
+    except Exception:  # Each file system has its own errors; and there may be no copy yet.
         return
     if index.project != locks.project_id():
         raise _taken_over(run, address, index)

@@ -41,7 +41,7 @@ class Difference(NamedTuple):
 
 
 def differences(run: Run, settings: config.Settings) -> list[Difference]:
-    """Return the settings that have different values in a run, without keys that only another kind of a section has."""
+    """Return the settings with different values in a run, without keys that only one kind of a section has."""
     marks = config.marks_of(config.Settings)
     before = dict(config.leaves(run.settings, whole=marks))
     now = dict(config.leaves(settings.to_json(), whole=marks))
@@ -89,7 +89,7 @@ def refuse_other_training(
 
 
 def other_result(run: Run, settings: config.Settings, wanted: records.Lineage) -> list[str]:
-    """Return why a run has another result than a command asks for: settings that affect the result, data and code."""
+    """Return why a run's result differs from that of a new one: settings that affect the result, data and code."""
     found = [str(one) for one in differences(run, settings) if one.mark.what == "result"]
     if run.lineage.data_version != wanted.data_version:
         found.append(f"its data version was {run.lineage.data_version} and is now {wanted.data_version}")
@@ -154,12 +154,12 @@ def what_changed(
     if not step:
         return ()
     if _results_stay(run, settings, now) and outcome.load(run, TrainingResult) is not None:
-        return run.changed  # No step is done again.
+        return run.changed  # No step is repeated.
     was, of_run = run.lineage, run.environment
     values: list[tuple[Any, str, Any, Any, Any]] = [
         ("settings", one.key, one.before, one.now, one.mark.what)
         for one in differences(run, settings)
-        if one.mark.what != "bookkeeping" and not one.key.startswith("evaluate.")  # Which comes after the training.
+        if one.mark.what != "bookkeeping" and not one.key.startswith("evaluate.")  # It runs after the training.
     ]
     values.append(("code", "code", was.code_digest, now.code_digest, "result"))
     values.append(("data", "data version", was.data_version, now.data_version, "result"))
@@ -214,12 +214,9 @@ def measured_rows(run: Run) -> list[ComparisonRow]:
     """Return the measurements of a comparison whose training records still exist."""
     found = outcome.load_readable(run, ComparisonProgress)
     rows = found.rows if found is not None else ()  # It may have been killed before its first training ended.
-    return [row for row in rows if _is_measured(row)]
-
-
-def _is_measured(row: ComparisonRow) -> bool:
-    run = look_up(row.run_id) if row.run_id is not None else None
-    return run is not None and None not in (outcome.load(run, TrainingResult), outcome.load(run, EvaluationResult))
+    runs = [(row, look_up(row.run_id or "")) for row in rows]
+    both = TrainingResult, EvaluationResult
+    return [row for row, run in runs if run is not None and all(outcome.load(run, one) is not None for one in both)]
 
 
 def find_unfinished_comparison(key: str, dataset: str, wanted: records.Lineage) -> tuple[Run | None, str | None]:
@@ -235,8 +232,7 @@ def find_unfinished_comparison(key: str, dataset: str, wanted: records.Lineage) 
     """
     why = None
     for run in find_runs("comparisons"):
-        ended = status(run)
-        if run.dataset != dataset or (ended is not None and ended.status == "FINISHED"):
+        if run.dataset != dataset or status(run).status == "FINISHED":
             continue
         # While this process holds the key, no other process works under it.
         if not (run.key == key or is_abandoned(run)) or not measured_rows(run):

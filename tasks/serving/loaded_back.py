@@ -67,7 +67,7 @@ def of_version(
     """Verify the files of a version, load its .keras file in Keras' safe mode, and return the outputs.
 
     In the project's own store, the version's user-defined code is used. On a server, where others may have written it,
-    only this project's code runs, and only modules that are allowed (``models.check_code``).
+    only this project's code runs, and only modules that are allowed (``models.fetch_model``).
 
     Args:
         prepared: the data with the test rows, which are encoded as in the version's training; None uses zeros.

@@ -76,22 +76,18 @@ def _place(uri: str) -> Path:
 
 
 def _find_copy(client: mlflow.MlflowClient, experiment_id: str, identity: str) -> Any:
-    """Return the copy of a run, None if it does not exist. Delete duplicates, which a retried request may create."""
+    """Return the copy of a run, preferably one that was not deleted; None if it does not exist."""
     found = client.search_runs([experiment_id], f"tags.{RUN_ID} = '{identity}'", ViewType.ALL)
-    first, *others = sorted(found, key=lambda one: (one.info.lifecycle_stage, one.info.run_id)) or [None]
-    for one in others:
-        if one.info.lifecycle_stage != "deleted":
-            client.delete_run(one.info.run_id)
-    return first
+    return min(found, key=lambda one: (one.info.lifecycle_stage, one.info.run_id), default=None)
 
 
 def copy(run: records.Run, whole: bool = True, seconds: float = LOCK_SECONDS) -> Synced:
-    """Copy one run with its models; this is idempotent.
+    """Copy a run with its models; this is idempotent.
 
     Args:
         run: the run.
         whole: also copy its files and its final state, which a running run does not have yet.
-        seconds: how long to wait for another process or thread that copies this run, to avoid a duplicate.
+        seconds: how long to wait for another process or thread that copies this run.
 
     Raises:
         UserError: another process is still copying the run, or one of the stores cannot be used.
@@ -139,14 +135,12 @@ def _copy(run: records.Run, whole: bool) -> Synced:
         there = client.create_run(
             experiment_id, found.info.start_time, tags | {RUN_ID: run.run_id}, found.info.run_name
         ).info.run_id
-        if not there:  # Another kind of server may answer anything.
-            raise Unavailable(f"{store_uri()}: MLflow created a run without an id")
         if store_uri().startswith("http"):
             address = network.without_userinfo(store_uri()).rstrip("/")
             logger.info("run %s is at %s/#/experiments/%s/runs/%s", run.run_id[:8], address, experiment_id, there)
     _log_values(source, client, found, there, tags)
     if copy_there is not None and "reason" in copy_there.data.tags and "reason" not in tags:
-        client.delete_tag(there, "reason")  # It failed, and was resumed since.
+        client.delete_tag(there, "reason")  # The run failed earlier, and was resumed.
     files = _place(found.info.artifact_uri)
     if whole and files.is_dir() and any(files.iterdir()):
         client.log_artifacts(there, str(files))
@@ -210,7 +204,7 @@ def copy_model(run: records.Run, model_uri: str) -> str:
         there = None
         if done.there is not None and done.outcome != "left out":
             there = retried(_find_model_copy)(open_store(), done.there, model_uri.removeprefix("models:/"))
-    except Exception as error:  # What a server answers may be anything.
+    except Exception as error:  # A server may give any answer.
         raise Unavailable(str(error)) from error
     if there is None:
         raise Unavailable(f"{store_uri()} does not have the model {model_uri} of run {run.run_id}: {done.reason}")
@@ -218,7 +212,7 @@ def copy_model(run: records.Run, model_uri: str) -> str:
 
 
 def copy_pending(except_run_id: str | None = None) -> None:
-    """Copy what the server lacks of this project's runs that are not running; stop if the server is unavailable."""
+    """Copy the ended runs of this project that the server lacks in part; stop if the server is unavailable."""
     if is_own_store():
         return
     project = locks.project_id()
@@ -310,7 +304,7 @@ def _upload_model(client: mlflow.MlflowClient, run: Any, there: str, model: Any,
     place = _place(model.artifact_location)
     if not (place / "MLmodel").is_file():
         raise UserError(f"run {run.info.run_id}: its model {model.model_id} is not in {place}: copy it, too")
-    trained_models.verify_version(f"model {model.model_id}", place)
+    trained_models.verify(f"model {model.model_id}", place / "data" / "model.keras", place / trained_models.MANIFEST)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(shutil.copytree(place, Path(temporary, "model")))
         text = (folder / "MLmodel").read_text(encoding="utf-8")
@@ -324,7 +318,7 @@ def _copy_version(client: mlflow.MlflowClient, version: Any, there: str, model_i
     """Copy a version of a model under the next free number, unless the copy exists; return NAME/VERSION."""
     tags = {**version.tags, FROM_PROJECT: project}
     made = make_version(client, model_id, there, version.name, tags)
-    if made.run_id == there:  # One of somebody else's that is the same model is left as it is.
+    if made.run_id == there:  # Another run's version of the same model stays unchanged.
         for key in [key for key, text in tags.items() if made.tags.get(key) != text]:
             client.set_model_version_tag(version.name, made.version, key, tags[key])
     return f"{version.name}/{made.version}"

@@ -76,8 +76,8 @@ def training(settings: config.Settings, parent_run_id: str | None = None) -> New
 
 
 def params_of(settings: config.Settings) -> dict[str, Any]:
-    """Return the settings to log as MLflow parameters. Omits empty mappings: where another run has entries below the
-    same name, the two runs would differ twice."""
+    """Return the settings to log as MLflow parameters, without empty mappings: compared with a run that has entries
+    under the same name, they would be a second difference."""
     return {key: value for key, value in settings.flat().items() if value != {}}
 
 
@@ -126,8 +126,8 @@ def _datasets(
 ) -> list[DatasetInput]:
     """Return a run's data as MLflow datasets, each with the context that MLflow's UI shows.
 
-    The digest of a dataset is the data version; for a part of a split, the start of the data version followed by a
-    digest of the sampling.
+    The digest of a dataset is the data version; for a part of a split, it is the start of the data version and a digest
+    of the sampling.
     """
     features = [
         TensorSpec(np.dtype(feature.dtype), (-1, *feature.shape), name) for name, feature in prepared.features.items()
@@ -192,7 +192,7 @@ def start_run(
         "mlflow.parentRunId": new.parent_run_id,
     }
     if not (is_own_store() or store_uri().startswith("http")):
-        open_store()  # An address that MLflow cannot use is refused; a server may come later.
+        open_store()  # Refuses an address that MLflow cannot use; a server may start later.
     run_id = _create_run(experiment, start_time, present(tags))
     # With the id first, runs differ even where a UI truncates names, and a chart's legend leads to the folder.
     run = records.Run(
@@ -237,7 +237,6 @@ def _create_run(experiment: str, start_time: int, tags: Mapping[str, str]) -> st
 
 
 def _tags_of(lineage: records.Lineage) -> dict[str, str | None]:
-    """Return the tags of a run's lineage."""
     return {
         "data_version": lineage.data_version,
         "code_digest": lineage.code_digest,
@@ -271,7 +270,7 @@ def resume_run(
     """
     found = find_or_none(lambda: open_own_store().get_run(mlflow_run_id(run)))
     if found is None and run.project != locks.project_id():
-        _create_again(run)  # It was fetched from another machine, whose own store has it.
+        _create_again(run)  # It was fetched from another machine, whose store contains it.
     elif found is None or found.info.lifecycle_stage == "deleted":
         raise UserError(
             f"the run '{run.run_id}' cannot be resumed: it is no longer in {own_uri()}. Restore it with "
@@ -286,7 +285,7 @@ def resume_run(
     key, here = key or locks.key_of(settings), _led_from_here()
     changed = resume.what_changed(run, settings, lineage, here["environment"])
     now = {"settings": settings.to_json(), "lineage": lineage, "key": key, "flow_run_id": flow_run_id}
-    resume.forget_what_changed(run, settings, lineage)  # Before the run says that it is another one.
+    resume.forget_what_changed(run, settings, lineage)  # Before the new record, which hides the changes.
     run = run.model_copy(update={**now, **here, "changed": changed})
     outcome.save(run, run)
     outcome.set_status(run, "RUNNING")
@@ -344,11 +343,11 @@ def end_crashed(own_key: str = "", except_run_id: str | None = None) -> list[rec
 
 
 def _mark_killed(own_key: str, except_run_id: str | None) -> None:
-    """Set the status of the dead runs that are RUNNING in their folder."""
+    """Set the status of runs whose process died, but whose folder says RUNNING."""
     for run in filter(outcome.is_running, entries.find_runs(*entries.PLACES)):
         if run.run_id == except_run_id or not (run.key == own_key or locks.is_abandoned(run)):
             continue
-        with best_effort():  # What is left of another user's run must not end this one.
+        with best_effort():  # Another user's unwritable run must not end this one.
             if _is_of_original(run):
                 why = "it was started in another folder, and this folder is a copy of it"
             else:
@@ -358,14 +357,14 @@ def _mark_killed(own_key: str, except_run_id: str | None) -> None:
 
 
 def _is_of_original(run: records.Run) -> bool:
-    """Return whether a run in a copy of a project belongs to the original, which may be training it, in a store that
-    both use."""
+    """Return whether a run in a copy of a project belongs to the original project, which may still be training it in a
+    store that both use."""
     return bool(run.store) and run.project != locks.project_id()
 
 
 def _end_running(client: mlflow.MlflowClient, found: Any, own_key: str) -> records.Ended | None:
-    """End a run that MLflow lists as running as its folder says, or as KILLED if its process died before it had a
-    folder."""
+    """End a run that is RUNNING in MLflow, with the status in its folder, or as KILLED if its process died before it
+    created the folder."""
     tags, run_id = found.data.tags, found.info.run_id
     local_id = tags.get(RUN_ID, run_id)
     status: str = "KILLED"
@@ -373,7 +372,7 @@ def _end_running(client: mlflow.MlflowClient, found: Any, own_key: str) -> recor
     if (run := entries.look_up(local_id)) is not None:
         recorded = outcome.status(run)
         if mlflow_run_id(run) != run_id or _is_of_original(run) or recorded.status == "RUNNING":
-            return None  # It is the copy that a sync makes, or a process is using it.
+            return None  # It is a copy by `runs sync`, or a process is using it.
         status, reason = recorded.status, recorded.reason
         mark_uncopied(run)
     else:

@@ -25,11 +25,11 @@ COPY_EVERY_SECONDS = 10.0
 
 
 class MetricWriter:
-    """Writes a run's metrics to its own store in a thread, so that no training step waits for the store or fails with
-    it. Another thread copies them to the server of MLFLOW_TRACKING_URI, if set.
+    """Writes a run's metrics to its own store in a thread, so that no training step waits for the store or fails
+    because of it. Another thread copies them to the server of MLFLOW_TRACKING_URI, if set.
 
-    The metrics are written to the run's metrics.jsonl immediately. So a resume can write what a killed process had not
-    yet written to the store, and steps that run twice (after the last checkpoint) are logged only once.
+    The metrics are first written to the run's metrics.jsonl. So a resume can write to the store what a killed process
+    did not write, and steps that run twice (after the last checkpoint) are logged only once.
     """
 
     def __init__(self, run: records.Run) -> None:
@@ -48,7 +48,7 @@ class MetricWriter:
         send_missing(self.run, points)
         with best_effort():
             self._file = _metrics_file(self.run).open("a", encoding="utf-8")
-            self._file.write("\n")  # A process killed while it wrote left half a line.
+            self._file.write("\n")  # A process that was killed while it wrote left half a line.
         self._thread.start()
         if not is_own_store():
             # Never joined, because a server may not answer.
@@ -73,7 +73,7 @@ class MetricWriter:
         self._queue.put(None)
         self._thread.join(None if error_type is None else STOPPING_SECONDS)
         if self._file is not None:
-            with best_effort():  # It writes what a full disk did not take before.
+            with best_effort():  # Closing the file writes the text that did not fit on a full disk before.
                 self._file.close()
 
     def _write_all(self) -> None:
@@ -86,7 +86,7 @@ class MetricWriter:
             points = [metric for metrics in given if metrics is not None for metric in metrics]
             if points:
                 taken &= log_points(self.run, points)
-        if not taken:  # The store may work again.
+        if not taken:  # Perhaps the store works again.
             log_points(self.run, read_metrics(self.run))
 
     def _copy_all(self) -> None:
@@ -121,7 +121,7 @@ def read_metrics(run: records.Run) -> list[list[Any]]:
     path = _metrics_file(run)
     points = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
-        with contextlib.suppress(ValueError, TypeError):  # An empty line, or half of one; or a disk's damage.
+        with contextlib.suppress(ValueError, TypeError):  # An empty or incomplete line.
             points += [list(point) for point in json.loads(line)]
     return points
 

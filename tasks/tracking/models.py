@@ -122,7 +122,8 @@ def _find_logged(client: mlflow.MlflowClient, experiment_id: str, run_id: str, d
 
 
 def _with_time_in_run(client: mlflow.MlflowClient, run_id: str, point: list[Any]) -> list[Any]:
-    """Return a point with the timestamp of the run's own, because MLflow also adds a model's metrics to its run."""
+    """Return a point with the timestamp of the run's own point, because MLflow adds a model's metrics to its run,
+    too."""
     name, value, _, step = point
     for known in client.get_metric_history(run_id, name):
         if known.step == step and (known.value == value or (known.value != known.value and value != value)):
@@ -140,7 +141,7 @@ def _write_model(
 ) -> None:
     """Write an MLflow model into a new folder.
 
-    Not with mlflow.keras, which requires the model in memory and writes a file that differs from the run's.
+    This does not use mlflow.keras, which requires the model in memory and writes a file that differs from the run's.
     """
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     takes_raw = keras_file.with_name(trained_models.ENCODING).exists()
@@ -181,7 +182,7 @@ def _inputs(features: Mapping[str, records.Feature], takes_raw: bool) -> list[An
         # AnyType, because MLflow would refuse the integer 3 in a column of floats or of categories.
         return [ColSpec("string" if column.kind == "text" else AnyType(), column.name) for column in columns]
     if takes_raw:
-        return [TensorSpec(np.dtype(object), (-1,))]  # Lets anything through: the encoder refuses what is not an image.
+        return [TensorSpec(np.dtype(object), (-1,))]  # Accepts everything; the encoder rejects values without an image.
     return [
         TensorSpec(np.dtype(feature.dtype), (-1, *feature.shape), name if len(features) > 1 else None)
         for name, feature in features.items()
@@ -278,7 +279,9 @@ def fetch_model(address: str | None, folder: str) -> TrainedModel:
         folder: the target for the version's files; unused if the registry is the own store.
 
     Raises:
-        UserError: the version does not exist, its files are damaged, or another program registered it.
+        UserError: the version does not exist, its files are damaged, another program registered it, or a server's
+            version
+            names a user's module that is not allowed.
         Unavailable: the tracking server does not answer, or fails.
     """
     client = open_registry()
@@ -290,8 +293,13 @@ def fetch_model(address: str | None, folder: str) -> TrainedModel:
         found = mlflow.artifacts.download_artifacts(artifact_uri=place, dst_path=into, tracking_uri=store_uri())
     except OSError as error:
         raise UserError(f"{name}: its files cannot be read ({error})") from None
-    model = trained_models.of_folder(Path(found), name, version.tags)
-    check_code(version.name, version.version, version.tags)
+    if "keras_file_sha256" not in version.tags:
+        raise UserError(f"{name} was not registered by Stratagem: its tags do not name its file")
+    file, model_name = Path(found, "data", "model.keras"), version.tags.get("model", "")
+    manifest, code = Path(found, trained_models.MANIFEST), Path(found, trained_models.CODE)
+    model = trained_models.read_model(name, file, manifest, model_name, code)
+    if ":" in model_name and not is_own_store():  # On a server, others may have written the tags.
+        own_code.check_allowed([(name, model_name)], "a model of a server, MLFLOW_TRACKING_URI,")
     return model
 
 
@@ -311,23 +319,6 @@ def _only_champion(client: mlflow.MlflowClient) -> str:
         f"{len(names)} registered models have a @{config.CHAMPION}: name one of "
         f"{listed([f'models:/{name}@{config.CHAMPION}' for name in names])}; or {others}"
     )
-
-
-def check_code(name: str, version: str, tags: Mapping[str, str]) -> None:
-    """Refuse a version whose loading imports a user's module that is not allowed. Versions in the project's own store
-    may name any module; on a server, where others may have written the tags, only modules that are allowed.
-
-    Args:
-        name: the name of the registered model.
-        version: its number.
-        tags: the tags of the version.
-
-    Raises:
-        UserError: explains how to allow the module.
-    """
-    model = tags.get("model", "")
-    if ":" in model and not is_own_store():
-        own_code.check_allowed([(f"{name}/{version}", model)], "a model of a server, MLFLOW_TRACKING_URI,")
 
 
 @retried
@@ -378,8 +369,8 @@ def predict(place: str, tracking_uri: str, features: Mapping[str, Any], encoded:
     mlflow.set_tracking_uri(tracking_uri)
     try:
         folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=place))
-        trained_models.verify_version("the model", folder)
-        # Its warnings concern packages, and to find them MLflow reads the file lists of all installed packages.
+        trained_models.verify("the model", folder / "data" / "model.keras", folder / trained_models.MANIFEST)
+        # Warnings only concern packages; for them, MLflow reads the file lists of all installed packages.
         model = mlflow.pyfunc.load_model(str(folder), suppress_warnings=True)
         given = records.as_input(dict(features))
         if not encoded:
@@ -387,6 +378,6 @@ def predict(place: str, tracking_uri: str, features: Mapping[str, Any], encoded:
         model.predict(model.input_example)
         return np.asarray(model.get_raw_model().predict(given, verbose=0))
     finally:
-        mlflow.set_tracking_uri(None)  # It also removes the variable.
+        mlflow.set_tracking_uri(None)  # This also removes the variable.
         if before is not None:
             os.environ["MLFLOW_TRACKING_URI"] = before

@@ -24,7 +24,7 @@ def main() -> None:
 
     from tasks.tracking.store import open_store
 
-    open_store()  # A new store that MLflow's server and a run make at the same moment stays broken for ever.
+    open_store()  # A new store that MLflow's server and a run create simultaneously stays broken.
     os.environ[BACKEND_STORE_URI_ENV_VAR] = os.environ["MLFLOW_TRACKING_URI"]
     from mlflow.server.fastapi_app import app
 

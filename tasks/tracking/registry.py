@@ -109,7 +109,7 @@ def find_versions(name: str) -> Versions:
     champion = aliases.get(config.CHAMPION)
     history = [version for version in str(model.tags.get(HISTORY, "")).split(", ") if version.isdigit()]
     if champion is not None and champion not in history:
-        history.append(champion)  # Somebody gave it the alias by hand; or the first one's process was killed.
+        history.append(champion)  # Somebody set the alias by hand; or the process of the first champion was killed.
     elif champion is not None:
         history = history[: _end_of(champion, history)]
     versions = {str(one.version): one for one in pages(client.search_model_versions, filter_string=f"name = '{name}'")}
@@ -257,7 +257,7 @@ def register_version(
     if judgement.forced:
         of_run["forced"] = "true"
         client.set_model_version_tag(name, version, "forced", "true")
-    # A version that is trained again keeps the evidence on which it was judged before.
+    # If a version is trained again, its tag keeps the earlier evidence.
     evidence = made.tags.get("gate", "")
     if judgement.reason not in evidence:
         added = f"{evidence}; run {run.run_id[:6]}: {judgement.reason}" if evidence else judgement.reason
@@ -284,12 +284,12 @@ def register_version(
 
 
 def make_version(client: mlflow.MlflowClient, model_id: str, run_id: str, name: str, tags: Mapping[str, str]) -> Any:
-    """Return the version that a logged model has in the registry; one with the same tag ``model_digest`` is reused.
+    """Return a logged model's version in the registry; a version with the same tag ``model_digest`` is reused.
 
     Raises:
         Unavailable: the version is not ready.
     """
-    with contextlib.suppress(MlflowException):  # It is there.
+    with contextlib.suppress(MlflowException):  # It already exists.
         client.create_registered_model(name)
     same = client.search_model_versions(f"name = '{name}' AND tags.model_digest = '{tags['model_digest']}'")
     made = min(same, key=lambda one: int(one.version), default=None)
@@ -330,7 +330,7 @@ def list_versions() -> list[records.ModelVersion]:
 
 
 def version_of(client: mlflow.MlflowClient, found: Any, aliases: Iterable[str]) -> records.ModelVersion:
-    """Return the record of one of MLflow's versions, which names the aliases only if it was looked up alone."""
+    """Return the record of one of MLflow's versions. Search results do not contain the aliases."""
     return records.ModelVersion(
         name=found.name,
         version=str(found.version),
@@ -349,5 +349,5 @@ def local_run_id(client: Any, run_id: str | None) -> str | None:
     except MlflowException as error:
         if error.error_code not in REFUSALS:
             raise
-        return run_id  # Deleted for good.
+        return run_id  # It was deleted permanently.
     return found

@@ -29,10 +29,8 @@ SQLITE = "sqlite:///"
 PAGE = 100
 
 # Errors that a retry cannot fix.
-REFUSALS = ("BAD_REQUEST", "INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")
-
-
 NOT_THERE = "RESOURCE_DOES_NOT_EXIST"
+REFUSALS = ("BAD_REQUEST", "INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", NOT_THERE)
 
 # Pauses between retries.
 PAUSES_SECONDS = (0.5, 1.0, 2.0, 2.0)
@@ -78,7 +76,7 @@ def open_store(uri: str | None = None) -> mlflow.MlflowClient:
     """
     uri = uri or store_uri()
     if uri.startswith(SQLITE):
-        if "?" in uri:  # MLflow would make a file beside the project.
+        if "?" in uri:  # MLflow would create a file outside the project.
             raise UserError(
                 f"MLflow cannot use {uri}: it does not treat the part after `?` as part of a file name. Rename that "
                 "folder, or set MLFLOW_TRACKING_URI=sqlite:///FILE, or a server's address"
@@ -138,7 +136,7 @@ def make_store(path: Path) -> None:
 
 
 def _check_schema(path: Path) -> None:
-    """Refuse stores that MLflow would misreport or damage: it calls a newer store "out-of-date", a broken one empty."""
+    """Refuse stores that MLflow misreports or damages: it calls a newer store "out-of-date", and a broken one empty."""
     if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
         raise UserError(f"{path} cannot be written: make it and its folder writable")
     engine = create_engine(URL.create("sqlite", database=str(path)), connect_args={"timeout": 20})
@@ -190,7 +188,7 @@ def retried(work: Callable[P, T]) -> Callable[P, T]:
                 full = files.find_full_disk(error, store_uri().removeprefix(SQLITE))
                 if full is not None and is_own_store():
                     raise full from None
-                if pause is None or "timed out" in str(error):  # A server that hangs is not asked again.
+                if pause is None or "timed out" in str(error):  # No retry if the server hangs.
                     raise Unavailable(f"{store_uri()}: MLflow fails ({error})") from None
             time.sleep(pause)
         raise AssertionError

@@ -49,7 +49,7 @@ class TrainedModel:
 
     @property
     def places(self) -> dict[str, str | None]:
-        """The paths and the module that are needed to load the model, as JSON values."""
+        """The paths and the module for loading the model, as JSON values."""
         code = str(self.code) if self.code is not None else None
         return {"keras_file": str(self.keras_file), "module": self.module, "code": code}
 
@@ -180,30 +180,8 @@ def name_of(settings: config.Settings, dataset: str) -> str:
     return settings.register_.model_name or f"{dataset}-{settings.model.name.replace(':', '.')}"
 
 
-def of_folder(folder: Path, name: str, tags: dict[str, str]) -> TrainedModel:
-    """Return the verified model in a folder that ``models.log_model`` has written.
-
-    Args:
-        folder: the folder with its files.
-        name: NAME/VERSION.
-        tags: the tags of the version.
-
-    Raises:
-        UserError: its files are missing or damaged, or another program registered it.
-    """
-    if "keras_file_sha256" not in tags:
-        raise UserError(f"{name} was not registered by Stratagem: its tags do not name its file")
-    file = folder / "data" / "model.keras"
-    return _read_model(name, file, folder / MANIFEST, tags.get("model", ""), folder / CODE)
-
-
-def verify_version(name: str, folder: Path) -> None:
-    """Compare the files in an MLflow model folder with its manifest; see ``verify``."""
-    verify(name, folder / "data" / "model.keras", folder / MANIFEST)
-
-
-def _read_model(name: str, keras_file: Path, manifest: Path, model_name: str, code: Path) -> TrainedModel:
-    """Return a verified model. If its code does not contain the user's module, that module is an installed one."""
+def read_model(name: str, keras_file: Path, manifest: Path, model_name: str, code: Path) -> TrainedModel:
+    """Return a model after ``verify``. If its code does not contain the user's module, that module is installed."""
     verify(name, keras_file, manifest)
     beside = [keras_file.with_name(file) for file in (TARGET, ENCODING)]
     target, encoding = (json.loads(path.read_text(encoding="utf-8")) if path.exists() else None for path in beside)
@@ -235,19 +213,19 @@ def of_run(run: Run) -> TrainedModel:
 
 def _of_run(run: Run, name: str, keras_file: Path) -> TrainedModel:
     manifest, code = keras_file.with_name(MANIFEST), keras_file.with_name(CODE)
-    return _read_model(name, keras_file, manifest, run.model, code)
+    return read_model(name, keras_file, manifest, run.model, code)
 
 
 def _of_file(path: Path) -> TrainedModel:
-    """Return the model of a .keras file: of a run's folder, of an export, or of anywhere."""
-    if not os.path.isfile(path):  # Nor is one whose name no file can have.
+    """Return the model of a .keras file in a run's folder, an export or any other folder."""
+    if not os.path.isfile(path):  # Also False for an invalid name.
         raise UserError(f"model '{errors.cut(str(path))}': no such file")
     path = path.resolve()
     exported = path.with_name(EXPORT_MANIFEST)
     if exported.is_file():
         run = entries.look_up(records.load(ExportedModel, exported).run_id)
         model_name = "" if run is None else run.model
-        return _read_model(str(path), path, exported, model_name, config.project_root())
+        return read_model(str(path), path, exported, model_name, config.project_root())
     run_id = None
     with suppress(ValueError):
         parts = path.relative_to(config.project_root().resolve()).parts

@@ -115,11 +115,9 @@ def test_a_file_means_what_python_makes_of_it(other: str, same: bool) -> None:
 
 def test_code_digest_is_the_same_whatever_became_of_what_is_kept_of_it(project: Path) -> None:
     kept, before = project / "mlruns" / "code.json", lineage.code_of(config.load())
-    whole = kept.read_bytes()
-    for place in range(whole.index(b': "') + 3, len(whole), len(whole) // 5):
-        kept.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        assert lineage.code_of(config.load()) == before
-        assert lineage.code_of(config.load()) == before, "as it was kept again"
+    kept.write_bytes(kept.read_bytes()[:-100])
+    assert lineage.code_of(config.load()) == before
+    assert lineage.code_of(config.load()) == before, "as it was kept again"
 
 
 @pytest.mark.usefixtures("own_code")

@@ -537,14 +537,6 @@ def test_a_version_without_a_status_is_not_waited_for(odd: Any) -> None:
     assert len([path for path in odd.asked if "model-versions/get?" in path]) == 1
 
 
-def test_a_copy_without_an_id_is_a_warning(odd: Any, caplog: pytest.LogCaptureFixture) -> None:
-    run = start()
-    with caplog.at_level(logging.INFO, "tasks.tracking"):
-        assert copier.copy_run(run, whole=True) is None
-    assert "MLflow created a run without an id" in caplog.text
-    assert " is at " not in caplog.text
-
-
 @pytest.mark.parametrize(
     ("status", "answer"),
     [(500, b"Internal Server Error"), (404, b'{"error_code": "ENDPOINT_NOT_FOUND", "message": "Not Found"}')],
