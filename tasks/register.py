@@ -233,7 +233,6 @@ def _load_back(
 
 
 def _load_outputs(tags: Mapping[str, str]) -> Predictions | None:
-    """Return the outputs that the evaluation of a version saved; None if they no longer exist here."""
     place = config.project_root() / tags.get("test_outputs", "")
     return predictions.load(place, tags.get("test_outputs_sha256", ""))
 
@@ -280,11 +279,7 @@ def rollback(name: str, load: Loader) -> RolledBack:
 
 
 def _load_version_back(back: Rollback, load: Loader) -> str:
-    """Load a version back, and return a sentence about its outputs.
-
-    Raises:
-        StratagemError: it cannot be loaded, or its outputs are not finite or differ from those of its evaluation.
-    """
+    """Load a version back, and return a sentence about its outputs. They must be finite and equal the evaluation's."""
     run, tags = None if back.run_id is None else entries.look_up(back.run_id), back.versions.tags(back.version)
     prepared, missing = (None, "its run is not in mlruns/") if run is None else _find_data(tags, run)
     rows = None if prepared is None else loaded_back.sample(prepared.splits["test"].num_examples)

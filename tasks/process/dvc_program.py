@@ -136,7 +136,6 @@ def pull(targets: list[str]) -> None:
 
 
 def _lacks(repo: Any, target: str) -> bool:
-    """Return whether DVC's cache lacks some of what dvc.lock names."""
     return any(out.changed_cache() for stage in repo.stage.collect(target) for out in stage.outs)
 
 

@@ -77,7 +77,6 @@ class ModelLoader:
             return np.load(to)
 
     def _start(self) -> Child:
-        """Return the child process; start it if it is not running."""
         if self._child is None or not self._child.alive:
             self.close()
             backend = os.environ.get("KERAS_BACKEND", "tensorflow")

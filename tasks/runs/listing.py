@@ -308,8 +308,7 @@ def describe(line: bytes) -> tuple[int, str] | None:
 
 
 def _epoch_points(line: bytes) -> list[Any]:
-    """Return the points of an epoch, each with name, value, milliseconds since 1970 and step, from a line of
-    metrics.jsonl; an empty list for a line with other metrics or an incomplete line."""
+    """Return the points of an epoch from a line of metrics.jsonl, each with name, value, milliseconds and step."""
     try:
         points: list[Any] = json.loads(line)
         return points if any(name == "train/loss" for name, _, _, _ in points) else []

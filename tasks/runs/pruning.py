@@ -147,7 +147,6 @@ def _parts(run: Run) -> list[Path]:
 
 
 def _why_left(run: Run, needed: dict[str, str]) -> str | None:
-    """Return why a selected run is skipped; None if it is not."""
     folder = config.project_root() / run.folder
     if is_locked(run.key):
         return "a process is using it"
@@ -167,12 +166,7 @@ def _why_left(run: Run, needed: dict[str, str]) -> str | None:
 
 
 def _remove(run: Run, version: str | None, num_bytes: int) -> None:
-    """Remove the checkpoints and models of a run that is neither running nor changed since it was read.
-
-    Raises:
-        UserError: the run is running, or was just resumed or registered.
-        OSError: its folder is not writable.
-    """
+    """Remove the checkpoints and models of a run that is neither running nor changed since it was read."""
     with lock(run.key or run.run_id, f"run {run.run_id}"):
         if load(run.folder) != run or version_of(run) != version:
             raise UserError("it was just resumed or registered")

@@ -12,8 +12,6 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote
 
-from filelock import FileLock
-
 from tasks import config
 from tasks.system import files
 
@@ -46,12 +44,8 @@ def correct_paths() -> None:
     old = _place_when_made(path)
     if old is None or old == path.parent or (old.exists() and old.samefile(path.parent)):
         return
-    with (
-        FileLock(path.with_name(f".{path.name}.lock"), timeout=120),
-        closing(sqlite3.connect(path, timeout=20)) as connection,
-        connection,
-    ):
-        connection.execute("BEGIN IMMEDIATE")
+    with closing(sqlite3.connect(path, timeout=20)) as connection, connection:
+        connection.execute("BEGIN IMMEDIATE")  # A second process waits here, and finds nothing to correct.
         corrected = 0
         for table, column in LOCATIONS:
             for before, now in ((old.as_uri(), path.parent.as_uri()), (str(old), str(path.parent))):
@@ -61,12 +55,7 @@ def correct_paths() -> None:
                 values = (f"{now}/artifacts/", len(start) + 1, len(start), start)
                 corrected += connection.execute(change, values).rowcount
     if corrected:
-        left = old / "artifacts"
-        only_files = left.is_dir() and not (old / "mlflow.db").exists()
-        there = f". Files written to {left} since then are still there" if only_files else ""
-        logger.warning(
-            "this project was in %s: %d file locations in %s were corrected%s", old.parent, corrected, path, there
-        )
+        logger.warning("this project was in %s: %d file locations in %s were corrected", old.parent, corrected, path)
 
 
 def _place_when_made(path: Path) -> Path | None:

@@ -195,7 +195,6 @@ def _try_copy(run: Run, address: str) -> bool:
 
 
 def _address_of(run: Run) -> str | None:
-    """Return the address to which a run has yet to be copied; None if there is no such copy."""
     path = config.project_root() / run.folder / MARK
     return path.read_text(encoding="utf-8") if path.exists() else None
 

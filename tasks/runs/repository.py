@@ -132,7 +132,6 @@ def _find_commit(name: str, folder: Path) -> "tuple[pygit2.Repository | None, py
 
 
 def _find_repository(folder: Path) -> "pygit2.Repository | None":
-    """Return the repository of a folder; None if the folder is in no readable repository."""
     # Imported here because it takes 0.1 s, which `stratagem --help` should not wait for.
     import pygit2
 
@@ -184,7 +183,6 @@ def told_apart(part: str) -> tuple[str, list[str]]:
 
 
 def _parts(diff: Any, root: Path) -> Iterator[str]:
-    """Yield each file's part of a diff, without reading large files."""
     import pygit2
 
     left = MAX_BYTES

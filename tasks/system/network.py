@@ -58,7 +58,6 @@ def without_secrets(text: str) -> str:
 
 
 def _secrets(environment: Mapping[str, str]) -> list[str]:
-    """Return the passwords in an environment, the longest first."""
     found = set()
     for name, value in environment.items():
         if name == "STRATAGEM_NOTIFY":

@@ -71,7 +71,6 @@ def open_source() -> mlflow.MlflowClient:
 
 
 def _place(uri: str) -> Path:
-    """Return the path of an artifact location on this machine."""
     return Path(unquote(uri.removeprefix("file://")))
 
 
@@ -226,14 +225,12 @@ def copy_pending(except_run_id: str | None = None) -> None:
 
 
 def _find_model_copy(client: mlflow.MlflowClient, there: str, model_id: str) -> Any:
-    """Return the copy of a logged model of a run, None if it does not exist."""
     experiment_id = client.get_run(there).info.experiment_id
     found = pages(client.search_logged_models, [experiment_id], f"source_run_id = '{there}'")
     return next((one for one in found if one.tags.get(FROM_MODEL) == model_id), None)
 
 
 def _digest(run: Any, models: Sequence[Any], versions: Sequence[Any]) -> str:
-    """Return a digest that changes with any change to a run."""
     files = _place(run.info.artifact_uri)
     seen = {
         "run": [run.info.status, run.info.end_time, run.info.run_name],

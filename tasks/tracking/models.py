@@ -108,7 +108,6 @@ def log_model(
 
 
 def _test_dataset(run: Any) -> dict[str, str]:
-    """Return the test dataset of an MLflow run as the arguments of a metric; empty if the run has none."""
     inputs = run.inputs.dataset_inputs if run.inputs else []
     tested = [one.dataset for one in inputs if "test" in {tag.value for tag in one.tags}]
     return {"dataset_name": tested[0].name, "dataset_digest": tested[0].digest} if tested else {}
@@ -190,7 +189,6 @@ def _inputs(features: Mapping[str, records.Feature], takes_raw: bool) -> list[An
 
 
 def _example(features: Mapping[str, records.Feature]) -> Any:
-    """Return one artificial example: a row of a table, or arrays of random values."""
     generator = np.random.default_rng(0)
     columns = [column for feature in features.values() for column in feature.columns]
     if columns:
@@ -304,11 +302,6 @@ def fetch_model(address: str | None, folder: str) -> TrainedModel:
 
 
 def _only_champion(client: mlflow.MlflowClient) -> str:
-    """Return the address of the champion, if exactly one registered model has one.
-
-    Raises:
-        UserError: no registered model has a champion, or several have; names these.
-    """
     names = sorted(one.name for one in pages(client.search_registered_models) if config.CHAMPION in one.aliases)
     if len(names) == 1:
         return f"models:/{names[0]}@{config.CHAMPION}"
@@ -330,11 +323,6 @@ def find_version(address: str) -> records.ModelVersion:
 
 
 def _find_at(client: mlflow.MlflowClient, address: str) -> Any:
-    """Return the version at an address.
-
-    Raises:
-        UserError: the address has another format, or the version does not exist.
-    """
     named = ADDRESS.fullmatch(address)
     if named is None:
         shape = "write models:/NAME@ALIAS or models:/NAME/VERSION"

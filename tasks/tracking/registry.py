@@ -126,7 +126,6 @@ def _write_history(client: mlflow.MlflowClient, name: str, history: list[str]) -
 
 
 def _promote(client: mlflow.MlflowClient, before: Versions, version: str) -> None:
-    """Move the alias `champion` to a version."""
     history = [*before.history, version]
     if len(history) > 1:
         _write_history(client, before.name, history)

@@ -65,17 +65,6 @@ def test_a_project_that_was_moved_or_copied_uses_its_own_files(
         assert locations(project / "mlruns") == places
 
 
-def test_an_old_place_that_came_back_is_named(
-    project: Path, places: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    new = project.rename(project.with_name("moved"))
-    (project / "mlruns" / "artifacts" / "digits").mkdir(parents=True)
-    monkeypatch.chdir(new)
-    open_store()
-    (said,) = [one for one in caplog.messages if "this project was in" in one]
-    assert said.endswith(f". Files written to {project}/mlruns/artifacts since then are still there")
-
-
 def test_a_project_that_is_reached_by_a_link_is_left_alone(
     project: Path, places: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
