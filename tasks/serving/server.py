@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import uvicorn
 from PIL import Image
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tasks.config import CHAMPION
 from tasks.data.encoding.answers import as_taken
@@ -39,6 +40,8 @@ MAX_BYTES = 8 * 2**20
 """The limit for a request: Python's JSON reader blocks all other threads."""
 MAX_ROWS = 10_000
 """The limit for a request."""
+UPLOAD_SECONDS = 30.0
+"""The time for the head of a request, and the time for its body."""
 SMALL = 64 * 2**10
 MOST_AT_ONCE = 256
 """The maximum number of examples in one call of the model or in one part of an answer, so that a large request does not
@@ -276,17 +279,20 @@ def application(served: Served, batches: RequestBatcher) -> Application:
         headers = {"x-model": quote(model.name)}
         try:
             told, body = _answers_as(model, request.query_params), bytearray()
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BYTES:
-                    message = f"a request has at most {MAX_BYTES:,} bytes: send several with fewer rows each"
-                    return JSONResponse({"message": message}, 413, headers)
+            async with asyncio.timeout(UPLOAD_SECONDS):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > MAX_BYTES:
+                        message = f"a request has at most {MAX_BYTES:,} bytes: send several with fewer rows each"
+                        return JSONResponse({"message": message}, 413, headers)
             read = functools.partial(read_request, model, request.headers.get("content-type", ""), bytes(body))
             # Parsing a small request takes less time than passing it to a thread.
             features = read() if len(body) < SMALL else await asyncio.to_thread(read)
         except BadRequest as error:
             answer = {"error_code": "BAD_REQUEST", "message": str(error), "expected": schema(model)}
             return JSONResponse(answer, 400, headers)
+        except TimeoutError:
+            return JSONResponse({"message": f"the request was not complete after {UPLOAD_SECONDS:.0f} s"}, 408, headers)
         except ClientDisconnect:
             log.warning("a client disconnected after %d bytes of its request", len(body))
             return Response(status_code=400)
@@ -335,6 +341,47 @@ def _answers_as(model: RawModel, wanted: Mapping[str, str]) -> Meaning | None:
     return meaning(model.target, int(top_k), "probabilities" in wanted)
 
 
+class Connection(H11Protocol):
+    """A connection, which ends if its client does not complete the head of a request in ``UPLOAD_SECONDS``. uvicorn
+    itself waits forever for the first request, and for the rest of a head."""
+
+    deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._wait()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        super().connection_lost(exc)
+        if self.deadline is not None:
+            self.deadline.cancel()
+
+    def _wait(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+        self.deadline = self.loop.call_later(UPLOAD_SECONDS, self._end)
+
+    def _end(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+
+
+def make_server(asked: Application) -> uvicorn.Server:
+    """Return the HTTP server of an application."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            asked, http=Connection, access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=30
+        )
+    )
+
+
 def serve(model: str | None, port: int, poll_seconds: float, tell: Callable[[dict[str, Any]], object]) -> None:
     """Serve until this process is asked to end, and answer the requests received before.
 
@@ -363,9 +410,7 @@ def serve(model: str | None, port: int, poll_seconds: float, tell: Callable[[dic
     asked = guarded(application(served, RequestBatcher()), os.environ["STRATAGEM_KEY"])
     if served.address.startswith("models:") and "@" in served.address:
         threading.Thread(target=served.follow, args=(poll_seconds, ended), daemon=True).start()
-    server = uvicorn.Server(
-        uvicorn.Config(asked, access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=30)
-    )
+    server = make_server(asked)
     tell({"model": served.model.name, "port": port})
     with listening:
         server.run([listening])

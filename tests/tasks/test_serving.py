@@ -3,10 +3,13 @@
 import asyncio
 import base64
 import contextlib
+import http.client
 import io
 import json
+import socket
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import keras
@@ -287,11 +290,51 @@ def test_a_request_of_one_row_waits_for_at_most_one_part_of_a_large_one(rows, mo
     assert calls == [4, 1, 4, 2], "after the first part comes the other request"
 
 
-def test_an_upload_whose_client_leaves_is_one_line(rows, caplog):
+def test_an_upload_that_does_not_end_is_ended_and_one_whose_client_leaves_is_one_line(rows, monkeypatch, caplog):
+    monkeypatch.setattr(server, "UPLOAD_SECONDS", 0.1)
     ask = Asked(rows)
+    status, answer, _ = ask("/invocations", b"{", then=lambda: asyncio.sleep(30))
+    assert (status, answer) == (408, {"message": "the request was not complete after 0 s"})
     with contextlib.suppress(ValueError):  # Nobody reads the answer.
         ask("/invocations", b"{", then=lambda: asyncio.sleep(0))
     assert [record.message for record in caplog.records] == ["a client disconnected after 1 bytes of its request"]
+
+
+@pytest.fixture
+def port(rows, monkeypatch):
+    """The port of a server of the model of rows, whose clients have 0.5 s for what takes them 30 otherwise."""
+    monkeypatch.setattr(server, "UPLOAD_SECONDS", 0.5)
+    serving = server.make_server(Asked(rows).application)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serving.run, args=([listening],))
+        thread.start()
+        yield listening.getsockname()[1]
+        serving.should_exit = True
+        thread.join()
+
+
+@pytest.mark.parametrize("given", [b"", b"GET /ping HT", b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\n"])
+@pytest.mark.parametrize("before", [b"", b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"])
+def test_a_connection_on_which_no_request_comes_is_ended(port, before, given):
+    with socket.create_connection(("127.0.0.1", port), 60) as connection:
+        answers = connection.makefile("rb")
+        if before:
+            connection.sendall(before)
+            assert answers.readline() == b"HTTP/1.1 200 OK\r\n"
+        connection.sendall(given)
+        assert answers.read().count(b"HTTP/1.1") == 0, "read to its end"
+
+
+def test_a_connection_on_which_requests_come_is_kept(port, monkeypatch):
+    monkeypatch.setattr(server, "UPLOAD_SECONDS", 3.0)  # A busy machine may pause for two.
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.connect()
+        first = connection.sock
+        for _ in range(4):
+            connection.request("GET", "/ping")
+            assert connection.getresponse().read() == b"\n"
+            time.sleep(0.9)
+            assert connection.sock is first, "not connected anew"
 
 
 @pytest.mark.slow
