@@ -18,8 +18,6 @@ class StrategySection(Section):
     """The loops that can drive it."""
     refuses: ClassVar[Mapping[str, str]] = {}
     """Why a feature does not work here, by key of ``FEATURES``."""
-    needs: ClassVar[str | None] = None
-    """The file of tasks/strategies/engines/ whose ``check`` tests whether this machine can train it."""
     is_baseline: ClassVar[bool] = False
     """Whether a comparison compares the others with it."""
     unit: ClassVar[str] = "replica"
@@ -199,10 +197,9 @@ class Tpu(StrategySection):
         "train.dtype_policy=float64": "a TPU has no float64",
         "train.gradient_accumulation_steps": NO_ACCUMULATION,
     }
-    needs: ClassVar[str | None] = "tpu"
     kind: Course[Literal["tpu"]]
     tpu: Speed[Text | None] = None
-    """Name or address of the TPU; null uses TPU_NAME, or this machine's TPU."""
+    """Name or address of the TPU, or `local` for a TPU of this machine; null uses TPU_NAME."""
 
 
 MeshAxis = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$", max_length=50)]
@@ -249,8 +246,6 @@ class DataParallel(OnJax):
     ] = None
     """Number of replicas of each worker, on accelerators or, if there are none, on forced CPU devices; or a list such
     as [gpu:0, gpu:2]. Null uses all devices of a machine and divides them evenly among its workers."""
-    axis_name: Bookkeeping[MeshAxis] = "batch"
-    """Name of the device mesh's only axis."""
 
     def num_replicas_of(self, workers: int) -> int:
         return workers * (self.devices if isinstance(self.devices, int) else 1)
@@ -271,9 +266,7 @@ class ModelParallel(OnJax):
     mesh_shape: Course[Annotated[list[Devices], Field(min_length=1, max_length=8)]] = [1, 1]
     """Number of devices along each axis; the product is the number of devices of all workers."""
     axis_names: Course[Annotated[list[MeshAxis], Field(min_length=1, max_length=8)]] = ["batch", "model"]
-    """Names of the axes."""
-    batch_dim_name: Course[MeshAxis] = "batch"
-    """The axis that splits the batch."""
+    """Names of the axes for `strategy.layout`; the first axis splits the batch."""
     layout: Course[Annotated[dict[Text, list[MeshAxis | None]], Field(max_length=1000)]] = {}
     """Rules that assign a mesh axis to each dimension. A rule's key is a regular expression for the end of a path: of a
     variable (`d1/kernel: [null, model]`) or of a layer's output (`d2/output: [batch, null]`)."""
@@ -296,10 +289,6 @@ class ModelParallel(OnJax):
             raise ValueError(
                 f"mesh_shape = {self.mesh_shape} has {len(self.mesh_shape)} axes and axis_names = {self.axis_names} "
                 f"names {len(set(self.axis_names))}: give each axis its own name"
-            )
-        if self.batch_dim_name not in self.axis_names:
-            raise ValueError(
-                f"batch_dim_name = '{self.batch_dim_name}' is not an axis of the mesh: axis_names = {self.axis_names}"
             )
         if self.min_workers is not None:
             raise ValueError(

@@ -122,7 +122,7 @@ def devices(root: Path) -> Iterator[Remark]:
                 refused.append(error(f"params.yaml: {why}", "stratagem run --set strategy.kind=one_device"))
             else:
                 refused.append(ok(f"not available: {kind} ({str(why).partition('. ')[0]})"))
-    yield ok(f"available strategies: {', '.join(allowed) or 'none'}")
+    yield ok(f"strategies that nothing rules out here: {', '.join(allowed) or 'none'}")
     yield from refused
 
 

@@ -45,7 +45,7 @@ def check_devices(settings: config.Settings) -> None:
     """Refuse a strategy that cannot work on this machine, before a run starts anything; no framework is imported.
 
     Raises:
-        UserError: no TPU, not enough GPUs, TF_CONFIG is wrong or its port is taken, JAX is not installed, KERAS_BACKEND
+        UserError: not enough GPUs, TF_CONFIG is wrong or its port is taken, JAX is not installed, KERAS_BACKEND
             contradicts the strategy, or the run ``model.initial`` does not exist.
     """
     section = settings.strategy
@@ -63,7 +63,7 @@ def check_devices(settings: config.Settings) -> None:
             f"strategy.kind = '{section.kind}' trains on JAX, which is not installed: install requirements.lock, or "
             "set strategy.kind=mirrored"
         )
-    engines.check(section)
+    engines.members(section)
     if settings.model.initial is not None and entries.is_id(settings.model.initial):
         outcome.refuse_pruned(entries.find_run(settings.model.initial))
 

@@ -91,18 +91,13 @@ def broadcast(payload: bytes) -> bytes:
     return b"".join(np.asarray(multihost_utils.broadcast_one_to_all(part)).astype(np.uint8).tobytes() for part in parts)
 
 
-def share_of_batch(mesh: jax.sharding.Mesh, axis: str, process: int) -> tuple[int, int]:
+def share_of_batch(mesh: jax.sharding.Mesh, process: int) -> tuple[int, int]:
     """Return the part of a batch that a process reads, and the number of parts: the examples of its devices.
 
-    A mesh may place the same examples on several processes. A process that needs non-contiguous examples reads the
-    whole batch.
-
-    Args:
-        mesh: the mesh of all devices.
-        axis: the axis that splits a batch.
-        process: the process's number.
+    The mesh's first axis splits a batch; the others may place the same examples on several processes. A process that
+    needs non-contiguous examples reads the whole batch.
     """
-    rows = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0).reshape(mesh.shape[axis], -1)
+    rows = mesh.devices.reshape(len(mesh.devices), -1)
     own = [place for place, row in enumerate(rows) if any(device.process_index == process for device in row)]
     first, count = own[0], len(own)
     if own != list(range(first, first + count)) or first % count or len(rows) % count:

@@ -42,7 +42,7 @@ def build(section: config.DataParallel) -> Strategy:
     upstream.leave_tensorflow_alone()
     place = _processes.join(section)
     devices = find_devices(section)
-    mesh = keras.distribution.DeviceMesh([len(devices)], [section.axis_name], devices)
+    mesh = keras.distribution.DeviceMesh([len(devices)], ["batch"], devices)
     return strategy(section.kind, _DataParallel(mesh, auto_shard_dataset=False), place)
 
 
@@ -59,7 +59,7 @@ def strategy(kind: str, distribution: Any, place: tuple[int, int], **more: Any) 
     mesh = distribution.device_mesh.backend_mesh
     worker, num_workers = place
     if num_workers > 1:
-        share = _processes.share_of_batch(mesh, distribution.batch_dim_name, worker)
+        share = _processes.share_of_batch(mesh, worker)
         more |= {
             "worker": worker,
             "num_workers": num_workers,

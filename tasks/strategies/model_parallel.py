@@ -52,7 +52,7 @@ def build(section: config.ModelParallel) -> Strategy:
     layout = keras.distribution.LayoutMap(mesh)
     for rule, axes in section.layout.items():
         layout[section.expression_of(rule)] = tuple(axes)
-    distribution = _ModelParallel(layout_map=layout, batch_dim_name=section.batch_dim_name, auto_shard_dataset=False)
+    distribution = _ModelParallel(layout_map=layout, auto_shard_dataset=False)
     warned: set[str] = set()  # A model is checked before a run begins, and again where it is trained.
 
     def check_model(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""The resources of a process, found without a framework: cores, memory, GPUs, ports and a TPU; garbage collection
+"""The resources of a process, found without a framework: cores, memory, GPUs and ports; garbage collection
 during imports; processes by their id."""
 
 import contextlib
@@ -28,8 +28,6 @@ MEMORY_LIMITS = (
 # Programs round the start time of a process differently.
 SAME_SECONDS = 1.0
 OWN_PORTS = range(10_000, 20_000)
-TPU_VARIABLES = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "COLAB_TPU_ADDR")
-"""Variables in which a cloud names the TPU; the first one that is set counts."""
 
 
 @contextlib.contextmanager
@@ -112,17 +110,6 @@ def _gpu_names() -> list[str]:
     except pynvml.NVMLError:  # No driver.
         return []
     return names
-
-
-def find_tpu(name: str | None) -> str:
-    """Return a TPU as ``TPUClusterResolver`` accepts it: ``grpc://ADDRESS``, a name in Google Cloud, or ``local``.
-
-    Args:
-        name: the name in the settings; None is the TPU that the cloud's variables name, or this machine's.
-    """
-    found = name or next((os.environ[variable] for variable in TPU_VARIABLES if os.environ.get(variable)), "local")
-    # Colab's variable has no scheme, and Kubernetes' may have none; a name has no colon.
-    return f"grpc://{found}" if ":" in found and not found.startswith("grpc://") else found
 
 
 def free_ports(count: int) -> list[int]:

@@ -179,7 +179,7 @@ def build(input_shape, num_classes):
 UNNAMED = mesh((4, 2), {"dense/kernel": [None, "model"]}) | {"model.name": "unnamed:build", "train.epochs": 1}
 # The layout of Keras' guide, whose d1 has no bias either.
 GUIDE = {"d1/kernel": [None, "model"], "d1/bias": ["model"], "d2/output": ["data", None]}
-UNMATCHED = mesh((2, 4), GUIDE, axis_names=["data", "model"], batch_dim_name="data")
+UNMATCHED = mesh((2, 4), GUIDE, axis_names=["data", "model"])
 # What Keras does under keras.distribution: gradients of three steps, of which the first two lie before the resume.
 OFFERED = {
     "accumulation": {"train.gradient_accumulation_steps": 3},
@@ -223,7 +223,7 @@ REFUSALS = [
         f"'d2/output' and '(d1|d2)/output' both match d2/output: keep one of them. {PATHS}",
     ),
     (
-        rules(layout=GUIDE, axis_names=["data", "model"], batch_dim_name="data"),
+        rules(layout=GUIDE, axis_names=["data", "model"]),
         f"'d1/bias' {NOTHING}. {PATHS}. Fix or remove the rule, or set strategy.unmatched_rules=warn",
     ),
     (rules(layout={"d1/kernel": ["model"]}), "'d1/kernel' names 1 axes, and d1/kernel has the shape (64, 200)"),

@@ -159,8 +159,6 @@ BAD = [
     (["strategy.kind=model_parallel", "strategy.mesh_shape=[8]"], ["strategy.mesh_shape = [8]", "['batch', 'model']"]),
     (["strategy.kind=model_parallel", "strategy.axis_names=[batch, batch]"],
      ["axis_names = ['batch', 'batch']", "each axis"]),
-    (["strategy.kind=model_parallel", "strategy.batch_dim_name=rows"],
-     ["strategy.batch_dim_name = 'rows'", "['batch', 'model']"]),
     (["strategy.kind=model_parallel", "strategy.layout={'d1/kernel(': [null, model]}"],
      ["strategy.layout has the rule 'd1/kernel('", "not a regular expression", "such as .*kernel"]),
     # Flags stand only at an expression's start, and Keras is given the end of a path.
@@ -373,7 +371,7 @@ KINDS = [
     ("strategy", {"kind": "one_device", "device": "cpu"}, ["strategy.devices=2", "strategy.kind=mirrored"],
      {"kind": "mirrored", "devices": 2, "cross_device_ops": "auto"}),
     ("strategy", {"kind": "mirrored", "devices": 2, "cross_device_ops": "nccl"}, ["strategy.kind=data_parallel"],
-     {"kind": "data_parallel", "devices": 2, "axis_name": "batch", "launcher": None, "workers": 1,
+     {"kind": "data_parallel", "devices": 2, "launcher": None, "workers": 1,
       "min_workers": None, "cpus": None, "max_restarts": 3, "heartbeat_timeout_seconds": 60.0}),
     ("strategy", {"kind": "mirrored", "devices": 2}, ["strategy.kind=parameter_server", "train.loop=custom"],
      {"kind": "parameter_server", "launcher": None, "workers": 2, "min_workers": None, "cpus": None, "max_restarts": 3,
@@ -595,7 +593,7 @@ def test_the_rules_of_a_layout_belong_together():
     recipe = config.load("model-parallel", (), ROOT).strategy
     # As Keras' guide to distribution writes them: nothing has the path d1/bias.
     assert recipe.layout == {"d1/kernel": [None, "model"], "d1/bias": ["model"], "d2/output": ["data", None]}
-    assert (recipe.axis_names, recipe.batch_dim_name, recipe.unmatched_rules) == (["data", "model"], "data", "warn")
+    assert (recipe.axis_names, recipe.unmatched_rules) == (["data", "model"], "warn")
     assert config.load("model-parallel", ["strategy.layout={}"], ROOT).strategy.layout == {}
     own = ["strategy.layout={'.*kernel': [null, model]}"]
     assert config.load("model-parallel", own, ROOT).strategy.layout == {".*kernel": [None, "model"]}

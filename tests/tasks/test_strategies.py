@@ -42,27 +42,24 @@ def test_a_worker_has_its_share_of_the_replicas():
     assert strategy.describe() == f"multi_worker, 4 replicas in 2 workers on {', '.join(devices)}"
 
 
-# Each: a mesh's shape, its axis that cuts a batch, how many processes have its devices, which part of a batch each
+# Each: a mesh's shape, whose first axis cuts a batch, how many processes have its devices, which part of a batch each
 # process reads, and of how many.
 SHARES = [
-    ((4,), 0, 2, [(0, 2), (1, 2)]),
-    ((4,), 0, 4, [(0, 4), (1, 4), (2, 4), (3, 4)]),
-    ((1, 2), 0, 2, [(0, 1), (0, 1)]),  # The model lies on both, and so does each example.
-    ((2, 2), 0, 2, [(0, 2), (1, 2)]),
-    ((2, 4), 0, 4, [(0, 2), (0, 2), (1, 2), (1, 2)]),
-    ((2, 2), 1, 2, [(0, 1), (0, 1)]),
-    ((2, 3), 1, 3, [(0, 1), (0, 1), (0, 1)]),  # The second one has examples of both ends.
-    ((3, 2), 0, 2, [(0, 1), (0, 1)]),  # Each has a batch's third and half of the next.
+    ((4,), 2, [(0, 2), (1, 2)]),
+    ((4,), 4, [(0, 4), (1, 4), (2, 4), (3, 4)]),
+    ((1, 2), 2, [(0, 1), (0, 1)]),  # The model lies on both, and so does each example.
+    ((2, 2), 2, [(0, 2), (1, 2)]),
+    ((2, 4), 4, [(0, 2), (0, 2), (1, 2), (1, 2)]),
+    ((3, 2), 2, [(0, 1), (0, 1)]),  # Each has a batch's third and half of the next.
 ]
 
 
-@pytest.mark.parametrize(("shape", "axis", "num_processes", "shares"), SHARES)
-def test_a_process_on_jax_reads_the_examples_that_its_devices_have(shape, axis, num_processes, shares):
+@pytest.mark.parametrize(("shape", "num_processes", "shares"), SHARES)
+def test_a_process_on_jax_reads_the_examples_that_its_devices_have(shape, num_processes, shares):
     count = math.prod(shape)
     devices = np.array([SimpleNamespace(process_index=i * num_processes // count) for i in range(count)])
-    names = ("batch",) if len(shape) == 1 else ("batch", "model") if axis == 0 else ("model", "batch")
-    mesh = SimpleNamespace(devices=devices.reshape(shape), axis_names=names, shape=dict(zip(names, shape, strict=True)))
-    assert [_processes.share_of_batch(mesh, "batch", one) for one in range(num_processes)] == shares
+    mesh = SimpleNamespace(devices=devices.reshape(shape))
+    assert [_processes.share_of_batch(mesh, one) for one in range(num_processes)] == shares
 
 
 def test_a_placement_tells_where_each_variable_lies():
@@ -236,3 +233,10 @@ def test_a_global_batch_that_does_not_divide_is_refused_with_the_arithmetic(size
     with pytest.raises(UserError, match=said) as error:
         find_global_batch_size(config.load(None, [f"train.global_batch_size={size}"]).train, num_replicas)
     assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize(("name", "told"), [(None, "ValueError: Please provide a"), ("local", "NotFoundError")])
+def test_without_a_tpu_tensorflow_says_so(monkeypatch, name, told):
+    monkeypatch.delenv("TPU_NAME", raising=False)
+    with pytest.raises(UserError, match=f"^strategy.tpu = {name!r}: TensorFlow cannot use a TPU \\({told}"):
+        strategies.build(config.Tpu(kind="tpu", tpu=name))

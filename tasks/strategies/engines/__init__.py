@@ -152,17 +152,6 @@ def find_network(cluster: config.Cluster) -> "Network | None":
     return None
 
 
-def check(section: config.StrategySection) -> None:
-    """Refuse a strategy that this machine cannot train, as far as this can be checked without importing a framework.
-
-    Raises:
-        UserError: there is no TPU, or see `members`.
-    """
-    if section.needs is not None:
-        importlib.import_module(f"tasks.strategies.engines.{section.needs}").check(section)
-    members(section)
-
-
 def joined_member(
     section: config.AnyCluster,
     cluster: Mapping[str, Sequence[str]],
