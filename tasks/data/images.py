@@ -60,11 +60,19 @@ def _reason(path: Path, error: Exception) -> str:
 
 
 def common_size(dataset: config.Table, headers: Sequence[Header]) -> tuple[int, int]:
-    """Return the common height and width of a dataset's images; print them if image sizes differ and none is set."""
+    """Return the common height and width of a dataset's images; print them if none is set and sizes differ or are
+    large."""
     if dataset.image_size is not None:
         return dataset.image_size
     if len(sizes := {header.size for header in headers}) == 1:
-        return sizes.pop()
+        height, width = sizes.pop()
+        if max(height, width) > MAX_SIDE:
+            print(
+                f"all images of {dataset.name} are {height} x {width} (height x width) and keep this size. To train on "
+                f"smaller ones, set dataset.image_size in data/{dataset.name}/params.yaml",
+                file=sys.stderr,
+            )
+        return height, width
     size, line = median_size(dataset.name, [header.size for header in headers])
     print(line, file=sys.stderr)
     return size

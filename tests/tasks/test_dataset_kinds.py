@@ -304,6 +304,17 @@ def test_images_of_many_sizes_get_the_median_and_it_is_said(source, sizes, expec
     assert image_folder.guess(describe(source, image_size=[3, 5])) == (describe(source, image_size=[3, 5]), [])
 
 
+@pytest.mark.parametrize("width", [224, 225])
+def test_large_images_of_one_size_keep_it_and_it_is_said(source, width, capsys):
+    for number in range(6):
+        save(grey(number, (width, 6)), source, "cat" if number % 2 else "dog", f"{number}.png")
+    assert prepare(describe(source)).features["image"].shape == (6, width, 1)
+    line = (
+        "all images of own are 6 x 225 (height x width) and keep this size. To train on smaller ones, set dataset.image"
+    )
+    assert (line in capsys.readouterr().err) is (width == 225)
+
+
 BY_PRODUCTS = (
     "@eaDir/0.jpg/SYNOPHOTO_THUMB_M.jpg", "__MACOSX/._0.png", ".ipynb_checkpoints/0.png", "cat/@eaDir/0.png/M.jpg",
     "cat/.ipynb_checkpoints/0.png", "cat/Thumbs.db", "cat/._0.png", "cat/Desktop.ini", "cat/.DS_Store", "cat/Icon\r",

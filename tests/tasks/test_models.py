@@ -415,6 +415,37 @@ def unsaved(input_shape, num_classes):
     return Unsaved(num_classes)
 
 text = "not a function"
+
+def one_short(input_shape, num_classes):
+    return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(num_classes - 1)])
+
+def not_flat(input_shape, num_classes):
+    return keras.Sequential([keras.layers.Dense(num_classes)])
+
+def softmax(input_shape, num_classes):
+    last = keras.layers.Dense(num_classes, activation="softmax", name="answer")
+    return keras.Sequential([keras.layers.Flatten(), last])
+
+def inner(input_shape, num_classes):
+    images = keras.Input(input_shape)
+    x = keras.layers.Flatten()(images)
+    return images, keras.layers.Dense(num_classes, activation="sigmoid")(x)
+
+def two(input_shape, num_classes):
+    images, x = inner(input_shape, num_classes)
+    return keras.Model(images, [x, x])
+
+def within(input_shape, num_classes):
+    images, x = inner(input_shape, num_classes)
+    return keras.Model(images, keras.Sequential([keras.layers.Dense(num_classes), keras.layers.ReLU()])(x))
+
+def operation(input_shape, num_classes):
+    images, x = inner(input_shape, num_classes)
+    return keras.Model(images, keras.ops.softmax(x))
+
+def scaled(input_shape, num_classes):
+    images, x = inner(input_shape, num_classes)
+    return keras.Model(images, 4 * x - 2)
 """
 
 
@@ -433,6 +464,9 @@ def own_models(project, own_imports):
 def test_a_model_of_the_users_own(own_models):
     model = build("own_models:build", (2, 2, 1), 3, width=5)
     assert model.count_params() == dense(4, 5) + dense(5, 3)
+    assert build("own_models:scaled", (2, 2, 1), 3).count_params() == dense(4, 3), (
+        "only the last layer must have no bounds"
+    )
     assert config.load(None, ["model.name=own_models:build"]).model.name == "own_models:build"
 
 
@@ -457,6 +491,11 @@ def test_a_model_of_the_users_own(own_models):
         ("own_models:leaves", {}, ["own_models:leaves", "SystemExit: no licence, own_models.py line 23"]),
         ("own_models:Fails", {}, ["own_models:Fails", "AttributeError", "'nowhere'", "own_models.py line 30"]),
         ("own_models:unsaved", {}, ["own_models:unsaved", "cannot be saved", "Please implement `get_config()`"]),
+        ("own_models:one_short", {}, ["'own_models:one_short'", "(None, 9)", "digits needs (None, 10)"]),
+        ("own_models:not_flat", {}, ["(None, 28, 28, 10)", "digits needs (None, 10)"]),
+        ("own_models:two", {}, ["[(None, 10), (None, 10)]", "digits needs (None, 10)"]),
+        ("own_models:softmax", {}, ["'own_models:softmax'", "softmax in 'answer'", "activation=None"]),
+        ("own_models:operation", {}, ["softmax in 'softmax'"]),
         (":build", {}, [":build", "module:function"]),
         ("../models:build", {}, ["../models:build", "module:function"]),
     ],
@@ -468,6 +507,13 @@ def test_a_wrong_model_gives_one_message(own_models, name, options, said):
     assert "\n" not in message
     for text in said:
         assert text in message
+
+
+def test_a_regression_needs_numbers_of_both_signs(own_models):
+    with pytest.raises(
+        UserError, match=r"ends with relu in 're_lu', .* one number in standard deviations from the mean"
+    ):
+        build_of("own_models:within", ["image"], REGRESSION)
 
 
 @pytest.mark.parametrize(("name", "side"), [("convnet", 2), ("convnet2", 9)])

@@ -89,8 +89,8 @@ def build(model: config.Model, prepared: PreparedDataset, normalization: str) ->
         normalization: for images, see ``config.Input.normalization``.
 
     Raises:
-        UserError: the model has no such option, cannot be built with these options and this shape, or does not accept
-            these features.
+        UserError: the model has no such option, cannot be built with these options and this shape, does not accept
+            these features, or does not end in one number per class, label or number of the target.
     """
     import keras
 
@@ -111,6 +111,7 @@ def build(model: config.Model, prepared: PreparedDataset, normalization: str) ->
         }
         normalized = {name: _normalized(inputs[name], name, one, normalization) for name, one in features.items()}
         outputs = core(as_input(normalized))
+        _refuse_outputs(what, core, keras.tree.map_structure(lambda one: tuple(one.shape), outputs), prepared)
     if target.mean:
         # The model learns standardized numbers, whatever the target's unit is.
         deviation, full = np.array([one or 1.0 for one in target.deviation]), keras.config.dtype_policy().variable_dtype
@@ -141,6 +142,29 @@ def _refuse_unfit(
         raise UserError(
             f"input.normalization = {normalization}: model.name = '{model.name}' works only with "
             f"'{only}'. Set input.normalization={only}"
+        )
+
+
+def _refuse_outputs(what: str, core: Any, shape: Any, prepared: PreparedDataset) -> None:
+    """Refuse outputs of another shape than the target's, which a loss may broadcast, and a last layer that limits them:
+    losses and metrics would take probabilities for logits, and a regression's standardized numbers have both signs."""
+    import keras
+
+    target, of = prepared.target, "logit per class or label"
+    limiting = ["softmax", "sigmoid"]
+    if target.task == "regression":
+        of, limiting = "number in standard deviations from the mean", [*limiting, "relu", "softplus"]
+    if shape[1:] not in ((target.num_outputs,), (None,)):
+        raise UserError(
+            f"{what} returns outputs of shape {shape}, but {prepared.name} needs (None, {target.num_outputs}), one {of}"
+        )
+    while isinstance(core, keras.Sequential | keras.Function):
+        core = core.layers[-1] if isinstance(core, keras.Sequential) else core.operations[-1]
+    activation = getattr(getattr(core, "activation", core), "__name__", type(core).__name__).lower()
+    if activation in limiting:
+        raise UserError(
+            f"{what} ends with {activation} in '{core.name}', but must return one {of}: give this layer "
+            "activation=None, or remove it"
         )
 
 
