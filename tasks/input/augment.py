@@ -60,7 +60,6 @@ def augment_batch(
             (n, 2, ...), as from ``with_partners``, and the returned labels are float32: (n, num_classes), the share of
             each class in the image, or (n, labels or numbers).
         draws: int32 (n, columns), or (n, 2, columns).
-        section: the augmentations and their strengths.
         num_classes: if labels are classes, else 0.
     """
     x, *others = batch
@@ -100,7 +99,6 @@ def augment(images: Any, draws: Any, section: config.Augmentation) -> Any:
     Args:
         images: uint8 (n, height, width, channels).
         draws: int32 (n, columns), of ``pass_draws``.
-        section: the augmentations and their strengths.
     """
     height, width = images.shape[1:3]
     lib, padding, left = pixels.library(images), section.crop_padding, 3

@@ -15,7 +15,6 @@ def carve(prepared: PreparedDataset, validation: str | float | int | None, seed:
     """Return the prepared split and the rows that are used for training, validation and test.
 
     Args:
-        prepared: gives the splits and their sizes.
         validation: a split's name, a fraction of the training examples, an exact number of them, or None.
         seed: chooses the training examples that become validation examples; the same share of each class if
             ``validation_by_class`` is true for the data.

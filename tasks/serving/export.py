@@ -28,7 +28,6 @@ from tasks.tracking import trained_models
 
 MANIFEST = trained_models.EXPORT_MANIFEST
 PROGRAM = "predict.py"
-SCRATCH = ".export."
 MAX_DIFFERENCE = 1e-4
 # The first 1,000 examples of the test split, or all if it has fewer.
 BATCH_SIZE, MAX_BATCHES = 250, 4
@@ -162,9 +161,8 @@ def _new_folder(target: Path) -> Iterator[Path]:
     missing = [folder for folder in target.parents if not folder.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        files.remove_scratch(target.parent.glob(f"{SCRATCH}*"), target.parent)
-        with files.scratch(target.parent, SCRATCH) as scratch:
-            temporary.note(scratch)
+        with files.scratch(target.parent, ".export.") as scratch:
+            temporary.note(scratch)  # If this process is killed, the next command removes it.
             new = scratch / target.name
             new.mkdir()
             yield new

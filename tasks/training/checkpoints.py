@@ -79,7 +79,6 @@ class Checkpoints:
         """Open a run's checkpoints; there may be none yet.
 
         Args:
-            folder: the folder of the checkpoints.
             keep: the number of newest checkpoints to keep, in addition to the best one.
             monitor: the metric that determines the best checkpoint.
             read_only: if false, remove incomplete checkpoints that a killed training left behind.
@@ -116,7 +115,7 @@ class Checkpoints:
 
         Args:
             model: compiled and built.
-            state: the training's state; ``state.step`` names the checkpoint.
+            state: its ``step`` names the checkpoint.
             values: the metrics of the epoch that just ended, for "best"; None inside an epoch.
 
         Raises:

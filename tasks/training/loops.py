@@ -101,7 +101,6 @@ class Epochs(upstream.data_adapter()):  # type: ignore[misc]
         """
         Args:
             steps: returns the number of steps of the epoch that starts.
-            dataset: the data to iterate.
             count: takes the number of remaining steps, returns the number of steps of the next call.
         """
         self._steps = steps
@@ -163,7 +162,6 @@ def drive(training: Training, train_epoch: Callable[[int, Any], dict[str, float]
     """Train from the current position to the end of the phase, or until a callback stops the training.
 
     Args:
-        training: the training with its callbacks.
         train_epoch: takes an epoch's number and the callbacks, trains the rest of the epoch, calls the callbacks for
             each call of the step function, and returns the metrics.
         measure: takes the callbacks, measures the validation split, calls the callbacks, and returns the metrics.

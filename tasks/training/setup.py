@@ -124,8 +124,6 @@ def build(
 
     Args:
         settings: ``model``, ``input.normalization``, ``optimizer``, ``schedule`` and ``train`` are read.
-        prepared: gives the features and the target.
-        strategy: where to train.
         data: training and validation batches of size ``state.global_batch_size``.
         state: the state of the checkpoint to resume from, or ``first_state``.
         arrays: the arrays of that checkpoint, or of ``initial.find_weights``.

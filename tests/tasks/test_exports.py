@@ -14,7 +14,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from filelock import FileLock
 from PIL import Image
 
 from tasks import config, records
@@ -24,7 +23,6 @@ from tasks.serving import formats
 from tasks.serving.export import export
 from tasks.serving.formats import Format
 from tasks.serving.raw_model import RawModel
-from tasks.system import files
 from tasks.system.errors import StratagemError, UserError
 from tasks.tracking import trained_models
 
@@ -402,16 +400,6 @@ def test_what_is_not_the_model_is_not_left_behind(tiny, trained, tmp_path, monke
             export(settings, tiny, run, "wrong", "latest", str(tmp_path / "new" / "er" / "out"))
         assert type(caught.value) is error
         assert not (tmp_path / "new").exists()
-
-
-def test_what_a_killed_export_left_goes_with_the_next_one(tiny, trained, tmp_path):
-    settings, run = trained("train.epochs=1")
-    for name in ("killed", "at_work", "mine"):
-        (tmp_path / f".export.{name}").mkdir()
-        (tmp_path / f".export.{name}" / ("file" if name == "mine" else files.MARK)).touch()
-    with FileLock(tmp_path / ".export.at_work" / files.MARK):
-        export(settings, tiny, run, "keras", "latest", str(tmp_path / "out"))
-    assert {path.name for path in tmp_path.glob(".export.*")} == {".export.at_work", ".export.mine"}
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def judge(
     """Check a prepared dataset, print findings, and write statistics, findings and pictures.
 
     Args:
-        arrays: the temporary folder of its arrays.
+        arrays: the temporary folder of the dataset's arrays.
         report: the folder to create; data without examples have none.
         name_of: takes split and row, returns the example's name in the source.
         sizes_of: height and width of the original images of a split, (n, 2).
