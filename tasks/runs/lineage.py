@@ -135,9 +135,9 @@ def _without_addresses(part: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in part.items() if name != "shared_object_id"}
 
 
-def data_version(name: str, part: Literal["prepared", "raw"] = "prepared") -> str | None:
-    """Return the md5 of data/<name>/prepared, or of its source data/<name>/raw, from data/<name>/dvc.lock, without the
-    suffix ``.dir``; None if DVC has not prepared the dataset.
+def data_version(name: str) -> str | None:
+    """Return the md5 of data/<name>/prepared from data/<name>/dvc.lock, without the suffix ``.dir``; None if DVC has
+    not prepared the dataset.
 
     Raises:
         UserError: the lock cannot be read.
@@ -149,13 +149,13 @@ def data_version(name: str, part: Literal["prepared", "raw"] = "prepared") -> st
         return None
     except (OSError, ValueError) as error:
         raise _unreadable(str(lock), error) from None
-    return version_in(text, name, part, str(lock))
+    return version_in(text, name, place=str(lock))
 
 
 def version_in(
     lock: str, name: str, part: Literal["prepared", "raw"] = "prepared", place: str = "its dvc.lock"
 ) -> str | None:
-    """Return ``data_version`` from the text of a dvc.lock; messages name ``place``."""
+    """Return ``data_version``, or that of the source data/<name>/raw, from the text of a dvc.lock in ``place``."""
     try:
         stages = yaml.safe_load(lock)["stages"]
         files = stages["prepare"]["deps" if part == "raw" else "outs"] if "prepare" in stages else []

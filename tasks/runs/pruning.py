@@ -153,7 +153,7 @@ def _why_left(run: Run, needed: dict[str, str]) -> str | None:
     if (version := needed.get(run.run_id)) is not None:
         return f"it is the source of {version}"
     if not all(files.is_inside(path, config.project_root()) for path in (folder, *_parts(run))):
-        return f"{run.folder} is, or has, a link to another folder"
+        return f"{run.folder} is or contains a link to another folder"
     if is_uncopied(run):
         return "the MLflow server may lack a part of it, such as its model: `stratagem reconcile` copies it"
     # The first part is the same in a copy of the whole project, whose registry is a copy, too.

@@ -4,7 +4,7 @@ unfinished comparison to continue."""
 import contextlib
 import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tasks import config, records
@@ -23,9 +23,7 @@ from tasks.runs.entries import find_runs, look_up, newest
 from tasks.runs.locks import is_abandoned
 from tasks.runs.outcome import forget_results, nonfinite_steps, refuse_pruned, status
 from tasks.system import machine
-from tasks.system.errors import UserError, shown
-
-SHOWN = 3
+from tasks.system.errors import UserError, listed, shown
 
 
 class Difference(NamedTuple):
@@ -120,8 +118,8 @@ def why_not_resumed(settings: config.Settings, wanted: records.Lineage) -> str |
     fixed = other or run.lineage.data_version != wanted.data_version
     how = " and its own settings" if fixed else ""
     return (
-        f"run {run.run_id} is unfinished but is not resumed: {first_few(why)}. A new run starts; --resume {run.run_id}"
-        f"{how} resumes the unfinished one"
+        f"run {run.run_id} is unfinished but is not resumed: {listed(why, 3, '; ')}. A new run starts; "
+        f"--resume {run.run_id}{how} resumes the unfinished one"
     )
 
 
@@ -175,14 +173,8 @@ def what_changed(
 
 def changes_without_result(settings: config.Settings, run: Run) -> str:
     """Return the settings that differ from a run with the same result, in parentheses; empty if none differs."""
-    other = first_few([str(one) for one in differences(run, settings) if one.mark.what != "result"])
+    other = listed([str(one) for one in differences(run, settings) if one.mark.what != "result"], 3, "; ")
     return f" ({other})" if other else ""
-
-
-def first_few(texts: Sequence[str]) -> str:
-    """Join the first few clauses, and add the number of the others."""
-    more = [f"{len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
-    return "; ".join([*texts[:SHOWN], *more])
 
 
 def _other_batch_size(section: config.Train, run: Run) -> list[str]:

@@ -34,7 +34,7 @@ from tasks import config
 from tasks.records import Limits, PreparedDataset, Run, SweepPlan, Trial
 from tasks.runs import entries, lineage, outcome, resume
 from tasks.sweeps.space import Halving, Range, Space
-from tasks.system.errors import UserError, one_line, shown
+from tasks.system.errors import UserError, listed, one_line, shown
 
 FILE = "optuna.db"
 STUDY = "sweep"
@@ -260,7 +260,7 @@ def find_sweep(plan: SweepPlan, settings: config.Settings, prepared: PreparedDat
             return None
         raise UserError(
             f"sweep {run.run_id} of {plan.name} is unfinished, and this command differs from it: "
-            f"{resume.first_few(other)}. Use the same values to continue it, or --fresh to start a new one"
+            f"{listed(other, 3, '; ')}. Use the same values to continue it, or --fresh to start a new one"
         )
     return None
 

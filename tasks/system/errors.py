@@ -136,10 +136,10 @@ def last_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {cut(lines[-1].strip(), 300)}"
 
 
-def listed(texts: Sequence[str], most: int = 20) -> str:
-    """Return the first texts, separated by commas, and the number of the others."""
+def listed(texts: Sequence[str], most: int = 20, between: str = ", ") -> str:
+    """Return the first texts, separated by ``between``, and the number of the others."""
     more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
-    return ", ".join(map(printable, texts[:most])) + more
+    return between.join(map(printable, texts[:most])) + more
 
 
 def shown(value: object) -> str:

@@ -375,8 +375,8 @@ def _copy_aliases(source: mlflow.MlflowClient) -> list[str]:
             origin = there.tags(present).get(FROM_PROJECT)
             if present is not None and (not origin or origin != there.tags(wanted).get(FROM_PROJECT)):
                 notes.append(
-                    f"{model.name}@{alias} stays at version {present}, which another project made; version {wanted} "
-                    "has it here"
+                    f"{model.name}@{alias} stays at version {present} of another project; in this project, version "
+                    f"{wanted} has the alias"
                 )
                 continue
             client.set_registered_model_alias(model.name, alias, wanted)

@@ -144,8 +144,8 @@ def untold(run, project):
 
 # Each: what is done to a run, and why it is left alone then.
 LEFT = {
-    "link": (outside, "is, or has, a link to another folder"),
-    "linked folder": (folder_outside, "is, or has, a link to another folder"),
+    "link": (outside, "is or contains a link to another folder"),
+    "linked folder": (folder_outside, "is or contains a link to another folder"),
     "project": (changed(project=f"{'0' * 32}.7"), "it belongs to another project, with another registry"),
     "uncopied": (untold, "the MLflow server may lack a part of it"),
     "store": (changed(store="http://elsewhere:5000"), "its MLflow store is http://elsewhere:5000"),

@@ -72,7 +72,7 @@ OTHER = [
     (
         ["train.seed=7", "train.epochs=2", "schedule.learning_rate=0.5", "optimizer.kind=sgd"],
         "optimizer.kind was 'adam' and is now 'sgd'; schedule.learning_rate was 0.003 and is now 0.5; train.epochs was "
-        "15 and is now 2; 1 more.",
+        "15 and is now 2 and 1 more.",
     ),
 ]
 

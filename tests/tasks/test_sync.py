@@ -188,7 +188,8 @@ def test_an_alias_that_came_from_elsewhere_stays(
     done = sync()
     assert len(done.notes) == 2
     assert (
-        "digits-convnet2@champion stays at version 1, which another project made; version 2 has it here" in done.notes
+        "digits-convnet2@champion stays at version 1 of another project; in this project, version 2 has the alias"
+        in done.notes
     )
     assert store_state(team)["aliases"]["digits-convnet2"][0]["champion"] == "1"
 
