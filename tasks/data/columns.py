@@ -95,7 +95,7 @@ def _with_target(dataset: config.Table, file: TableFile) -> config.Table:
     if not names:
         raise UserError(
             "dataset.target: a table needs the column that a model learns to predict. Use --target COLUMN, or "
-            f"several as --target A,B. Allowed: {', '.join(file.names)}"
+            f"several as --target A,B. Allowed: {listed(file.names, 100)}"
         )
     if len(names) == 1 and names[0] not in file.names and "," in names[0]:
         names = tuple(name.strip() for name in names[0].split(","))
@@ -557,12 +557,13 @@ def _notes_on_categories(sample: _Sample, dataset: config.Table) -> list[str]:
         )
     alike: dict[str, str] = {}
     for text in texts:
-        seen = "".join(sign for sign in unicodedata.normalize("NFKC", text) if unicodedata.category(sign) != "Cf")
+        signs = unicodedata.normalize("NFKC", text).translate({0xFE0E: None, 0xFE0F: None})  # ❤ is also a picture.
+        seen = "".join(sign for sign in signs if unicodedata.category(sign) != "Cf")
         if (other := alike.setdefault(" ".join(seen.casefold().split()), text)) != text:
             return [
                 *notes,
-                f"{other!r} and {text!r} of '{sample.name}' differ only in capital letters or spaces, and are two "
-                "values",
+                f"{other!r} and {text!r} of '{sample.name}' differ only in capital letters, spaces or signs without "
+                "width, and are two values",
             ]
     return notes
 

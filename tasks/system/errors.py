@@ -157,4 +157,4 @@ def one_of(what: str, value: object, allowed: Iterable[str], see: str | None = N
     given = cut(str(value))
     near = get_close_matches(given, names, n=1, cutoff=0.6)
     hint = f": did you mean '{near[0]}'? " if near else ": " if see else ". "
-    return f"unknown {what} '{given}'{hint}" + (see or f"Allowed: {', '.join(names)}")
+    return f"unknown {what} '{given}'{hint}" + (see or f"Allowed: {listed(names, 100)}")

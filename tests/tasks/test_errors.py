@@ -8,6 +8,7 @@ from tasks.system.errors import (
     cut,
     from_json,
     listed,
+    one_of,
     printable,
     to_json,
 )
@@ -22,6 +23,10 @@ def test_what_a_terminal_obeys_is_written_out():
     assert cut("a\x1b[1m") == r"a\x1b[1m"
     for plain in ("$0 - $10", "a_b^c", "naïve 漢字", "مرحبا", "می\u200cخواهم", "👩\u200d🔬"):
         assert printable(plain) == plain, "letters of any writing, and what joins them"
+
+
+def test_a_message_lists_at_most_100_of_the_names_that_are_allowed():
+    assert one_of("column", "x", (f"gene {number:03}" for number in range(300))).endswith("gene 099 and 200 more")
 
 
 class Damaged(UserError):

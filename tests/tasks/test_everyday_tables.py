@@ -520,12 +520,15 @@ def test_one_group_in_several_spellings_lies_in_one_split():
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("Bonn", "bonn"), ("Bad Ems", "Bad\u00a0Ems"), ("Bad Ems", "Bad  Ems"), ("Bonn", "\u200bBonn")]
+    ("one", "other"),
+    [("Bonn", "bonn"), ("Bad Ems", "Bad\u00a0Ems"), ("Bad Ems", "Bad  Ems"), ("Bonn", "\u200bBonn"), ("❤", "❤\ufe0f")],
 )
 def test_values_that_look_alike_are_pointed_out(one, other):
     dataset, said = guess(csv_of(city=times_of([one, other, "Ulm", "Ulm"])))
     assert dataset.columns["city"].kind == "category"
-    shown = " ".join(f"{one!r} and {other!r} of 'city' differ only in capital letters or spaces".split())
+    shown = " ".join(
+        f"{one!r} and {other!r} of 'city' differ only in capital letters, spaces or signs without width".split()
+    )
     assert shown in said
 
 

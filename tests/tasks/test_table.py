@@ -769,6 +769,7 @@ REFUSED = [
     ),
     (SMALL.replace("4,b,yes", "4,b,no"), {}, "the class 'yes' has too few examples (1)"),
     (SMALL.replace("yes", "no"), {}, "has only the value 'no': a classification needs two classes"),
+    (re.sub("yes|no", "3.5", SMALL), {"task": "regression"}, "has only the value 3.5: nothing is left to learn"),
     (SMALL, {"group": "word", "validation": 0.1}, "has 2 values, but 3 splits need at least one each"),
     (SMALL, {"weight": "word"}, "has the value 'a' in row 1, counted without the header"),
     (SMALL.replace("3,a", "-3,a"), {"weight": "x"}, "dataset.weight = 'x': has a value below 0 in row 3"),

@@ -360,6 +360,10 @@ class ScannedTable:
             raise self.refuse("target", "no row is left that has a value in each column that needs one")
         if dataset.task == "regression":
             values = np.stack([self.read(name, self.truths) for name in dataset.target], 1)
+            if not np.ptp(values[self.usable], 0).any():
+                raise self.refuse(
+                    "target", f"has only the value {values[self.usable][0, 0]:g}: nothing is left to learn"
+                )
             target = Target(task="regression", num_outputs=values.shape[1], columns=dataset.target)
             return target, values.astype(np.float32)
         names, labels = self._classes() if dataset.task == "classification" else self._labels()
