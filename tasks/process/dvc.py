@@ -29,15 +29,11 @@ def at_work(root: Path, seconds: float | None = None) -> Iterator[None]:
         StratagemError: another command was preparing data for too long.
     """
     configure()
-    held = FileLock(root / ".dvc" / "tmp" / "stratagem.lock")
     try:
-        held.acquire(timeout=BUSY_SECONDS if seconds is None else seconds)
+        with FileLock(root / ".dvc" / "tmp" / "stratagem.lock", timeout=BUSY_SECONDS if seconds is None else seconds):
+            yield
     except Timeout:
         raise StratagemError("another command is preparing data: wait until it ends, then run this again") from None
-    try:
-        yield
-    finally:
-        held.release()
 
 
 def configure() -> None:

@@ -24,8 +24,6 @@ from tasks.process import dvc
 from tasks.system import errors, messages, network
 from tasks.system.errors import StratagemError, UserError, causes
 
-LOGGERS = ("dvc", "dvc_data", "dvc_objects")
-
 
 class LastError(logging.Handler):
     """Keeps the last error that DVC logs: only the log says why its cache did not accept a file. Nothing is printed,
@@ -141,7 +139,7 @@ def _lacks(repo: Any, target: str) -> bool:
 
 def _listen() -> LastError:
     heard = LastError()
-    for name in LOGGERS:
+    for name in ("dvc", "dvc_data", "dvc_objects"):
         logging.getLogger(name).handlers = [heard]
     return heard
 

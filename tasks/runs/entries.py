@@ -18,8 +18,6 @@ UNCOPIED = "uncopied"
 """Marks a run's folder: the team's MLflow server may not have all of the run."""
 PLACES = ("runs", "comparisons", "sweeps")
 """The folders of mlruns/ that contain runs. The last two contain parent runs."""
-SAME = ("data_version", "settings_digest", "code_digest")
-"""Two runs that agree in these have the same result."""
 # The format of MLflow and ``uuid4().hex``.
 ID = re.compile("[0-9a-f]{32}")
 PREFIX = re.compile("[0-9a-f]{1,32}")
@@ -154,7 +152,8 @@ def find_finished(dataset: str, wanted: records.Lineage) -> tuple[Run, RunSummar
 
 
 def _is_same(one: records.Lineage, wanted: records.Lineage) -> bool:
-    return all(getattr(one, name) == getattr(wanted, name) for name in SAME)
+    """Return whether two runs with these lineages have the same result."""
+    return all(getattr(one, key) == getattr(wanted, key) for key in ("data_version", "settings_digest", "code_digest"))
 
 
 def load(folder: str) -> Run | None:

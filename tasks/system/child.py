@@ -16,7 +16,6 @@ from tasks.system import lifetime
 
 END_SECONDS = 40.0
 """The time for a server to end before this process kills it."""
-READER_SECONDS = 1.0
 
 Message = dict[str, Any]
 
@@ -104,7 +103,7 @@ class Child(subprocess.Popen[str]):
         self.close_input()
         self._end_within(seconds)
         if self._reader is not None:
-            self._reader.join(READER_SECONDS)  # A forked grandchild can keep the pipe open for longer.
+            self._reader.join(1.0)  # A forked grandchild can keep the pipe open for longer.
         elif self.stdout is not None:
             self.stdout.close()
 

@@ -25,8 +25,6 @@ MEMORY_LIMITS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
-# Programs round the start time of a process differently.
-SAME_SECONDS = 1.0
 OWN_PORTS = range(10_000, 20_000)
 
 
@@ -131,7 +129,8 @@ def find_process(pid: int, began: float) -> "psutil.Process | None":
 
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        if pid and abs(process.create_time() - began) < SAME_SECONDS and process.status() != psutil.STATUS_ZOMBIE:
+        # Programs round the start time of a process differently.
+        if pid and abs(process.create_time() - began) < 1.0 and process.status() != psutil.STATUS_ZOMBIE:
             return process
     return None
 

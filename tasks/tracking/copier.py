@@ -91,17 +91,11 @@ def copy(run: records.Run, whole: bool = True, seconds: float = LOCK_SECONDS) ->
     Raises:
         UserError: another process is still copying the run, or one of the stores cannot be used.
     """
-    lock = FileLock(config.project_root() / run.folder / ".sync.lock", timeout=seconds)
     try:
-        lock.acquire()
+        with FileLock(config.project_root() / run.folder / ".sync.lock", timeout=seconds):
+            done = _copy(run, whole)
     except Timeout:
         raise UserError(f"another process is copying run {run.run_id}: wait until it ends") from None
-    except OSError as error:
-        raise UserError(f"{lock.lock_file} cannot be written ({error.strerror}): copy the folder") from None
-    try:
-        done = _copy(run, whole)
-    finally:
-        lock.release()
     if whole and done.outcome != "left out":
         (config.project_root() / run.folder / entries.UNCOPIED).unlink(missing_ok=True)
     return done

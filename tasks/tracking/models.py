@@ -40,7 +40,6 @@ from tasks.tracking.trained_models import TrainedModel
 from tasks.tracking.writing import mlflow_run_id, present
 
 ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+))")
-SHOWN = 5
 
 
 @retried
@@ -336,7 +335,7 @@ def _find_at(client: mlflow.MlflowClient, address: str) -> Any:
             raise
         there = [f"models:/{one.name}/{one.version}" for one in client.search_model_versions()]
         there += [f"models:/{one.name}@{alias}" for one in client.search_registered_models() for alias in one.aliases]
-        see = f"{store_uri()} has: {listed(sorted(there), SHOWN)}" if there else f"{store_uri()} has none"
+        see = f"{store_uri()} has: {listed(sorted(there), 5)}" if there else f"{store_uri()} has none"
         raise UserError(one_of("model", address, there, see)) from None
 
 

@@ -207,17 +207,13 @@ def registering() -> Iterator[None]:
             of_server = cache / f"{hashlib.sha256(place.encode()).hexdigest()}.lock"
             of_server.touch(mode=0o600)
             path = of_server
-    lock = FileLock(path, timeout=LOCK_SECONDS)
     try:
-        lock.acquire()
+        with FileLock(path, timeout=LOCK_SECONDS):
+            yield
     except Timeout:
         raise StratagemError(
             f"another process has registered a model in {place} for over an hour: end it, and register again"
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @retried
