@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pwd
+import resource
 import shutil
 import struct
 import tempfile
@@ -52,6 +53,10 @@ def find_full_disk(error: BaseException, place: Path | str) -> StratagemError | 
         for words, number in DISK_FULL_TEXTS.items():
             if words in said:
                 return full_disk_error(place, number)
+        # At this limit, SQLite and this run's own Prefect server give no other reason.
+        at_limit = "disk I/O error" in said or "500 Internal Server Error' for url 'http://127.0.0.1:" in said
+        if at_limit and resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+            return full_disk_error(place, errno.EFBIG)
     return None
 
 

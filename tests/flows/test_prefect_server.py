@@ -3,6 +3,7 @@ import gc
 import http.server
 import json
 import os
+import resource
 import signal
 import sqlite3
 import threading
@@ -128,6 +129,18 @@ def test_a_shell_of_an_up_that_has_ended_is_told_how_to_leave_it(own_prefect, pr
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
     with pytest.raises(UserError, match=r"^this shell has sourced mlruns/up/environment, .* `unset PREFECT_API_URL "):
         prefect_server.start_server()
+
+
+@pytest.mark.slow
+def test_an_api_at_the_limit_on_the_size_of_files_names_it(own_prefect):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        server = prefect_server.PrefectServer()
+        with pytest.raises(StratagemError, match=r"^Prefect's database .*Raise the file-size limit \(ulimit -f\)"):
+            [server.await_ready() for _ in range(2)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.slow

@@ -145,16 +145,29 @@ model_use.predict(["in.csv"], "digits@champion", Path(sys.argv[1]))
 
 
 AT_THE_LIMIT = """
-import resource
+import httpx, resource, sqlite3
 from tasks.system import messages
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
-try:
+
+def in_a_file():
     with open("large", "wb", buffering=0) as file:
         while True:
             file.write(bytes(15_000))
-except Exception as error:
-    print(messages.explain(error, "out"))
+
+def in_a_database():
+    with sqlite3.connect("large.db") as database:
+        database.execute("CREATE TABLE a (b)")
+        database.execute("INSERT INTO a VALUES (?)", [bytes(50_000)])
+
+def of_prefects_server():
+    httpx.Response(500, request=httpx.Request("POST", "http://127.0.0.1:4200/api/flows/")).raise_for_status()
+
+for write in (in_a_file, in_a_database, of_prefects_server):
+    try:
+        write()
+    except Exception as error:
+        print(messages.explain(error, "out"))
 """
 
 
@@ -164,7 +177,7 @@ def test_a_limit_on_the_size_of_files_is_named(tmp_path):
     one = (
         "out cannot be written (File too large). Raise the file-size limit (ulimit -f), and run the same command again"
     )
-    assert said.splitlines() == [one]
+    assert said.splitlines() == [one] * 3
 
 
 EXPORTING = """
