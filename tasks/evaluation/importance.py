@@ -16,7 +16,7 @@ from tasks.records import ColumnImportance, PreparedDataset
 
 REPEATS = 10
 COLUMNS = 30
-"""At most so many columns of a table are shuffled, the first ones."""
+"""The most columns of a table that are shuffled: the first ones."""
 ROWS, PLACES = 1000, 100_000
 """The most test rows of a repeat, and the most numbers, categories and words in them, to limit the time."""
 DEVIATIONS = 2.262157

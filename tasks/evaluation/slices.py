@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FEWEST = 10
 """The fewest examples of a slice."""
 MOST_VALUES = 30
-"""At most so many categories of a column become slices, the most frequent ones."""
+"""The most categories of a column that become slices: the most frequent ones."""
 MOST_COLUMNS = 50
 PIXELS = 64
 """The approximate number of rows and columns of an image from which its brightness is computed."""

@@ -10,13 +10,11 @@ import contextlib
 import io
 import logging
 import shutil
-import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import ValidationError
 
 from tasks.modeling import metrics
 from tasks.records import Record
@@ -162,7 +160,7 @@ class Checkpoints:
             with np.load(folder / "arrays.npz") as content:
                 arrays = {name: content[name] for name in content.files}
             return arrays, State.model_validate(state["state"])
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile, ValidationError) as error:
+        except (OSError, ValueError, KeyError) as error:
             reason = f"no such file: {Path(error.filename).name}" if isinstance(error, FileNotFoundError) else error
             raise Damaged(f"the checkpoint {folder} is damaged ({reason})") from None
 

@@ -8,11 +8,11 @@ import numpy.typing as npt
 import pandas as pd
 
 NARROW = 256
-"""Up to so many bytes a row, pandas hashes whole columns: 100 bytes take a quarter of the time of a call per row."""
+"""The most bytes of a row for which pandas hashes whole columns, which takes a quarter of the time for 100 bytes."""
 LOWEST = 8
 """The number of lowest frequencies along each side of an image that its hash uses."""
 FAR_BITS = 3
-"""Images whose hashes differ in at most so many bits may be similar."""
+"""The most bits in which the hashes of similar images may differ."""
 NEIGHBOURS = 8
 MOST_PAIRS = 200_000
 CLOSE = 0.99

@@ -19,7 +19,7 @@ from tasks.system.errors import UserError, listed
 CHUNK_BYTES = 8 * 2**20
 MAX_CLASSES = 100_000
 MAX_FRACTION_CLASSES = 20
-"""Whole numbers stored as floats (0.0, 1.0) are classes if at most so many are distinct, as in a table."""
+"""The most distinct whole numbers stored as floats (0.0, 1.0) that are classes, as in a table."""
 CHANNELS = (1, 3, 4)
 Array = npt.NDArray[Any]
 
