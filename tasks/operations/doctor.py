@@ -229,7 +229,7 @@ def git(root: Path) -> Iterator[Remark]:
     """Check that the project is in a git repository with a commit, which each run records."""
     commit, dirty = repository.state(root)
     if commit is not None:
-        yield ok(f"commit {commit[:12]}{', with changes that are in no commit' if dirty else ''}")
+        yield ok(f"commit {commit[:12]}{', with uncommitted changes' if dirty else ''}")
     elif dirty is not None:
         yield warning("the repository has no commit yet", COMMIT)
     else:

@@ -253,7 +253,7 @@ class Graph:
             facts["stratagem"] = run.lineage.package_version
         if run.lineage.git_dirty:
             kept = f"{run.folder}/{repository.FILE}"
-            facts["changes in no commit"] = kept if (config.project_root() / kept).exists() else "not kept"
+            facts["uncommitted changes"] = kept if (config.project_root() / kept).exists() else "not kept"
         if run.changed:
             facts["resumed with"] = "; ".join(f"{one.what} {one.values}" for one in run.changed)
         return facts

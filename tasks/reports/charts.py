@@ -234,10 +234,10 @@ def _label_axes(axes: Any, x_label: str, y_label: str, whole: bool = False, log:
 
 
 def _tick(value: float, _: object) -> str:
-    """Return the number at a tick of an axis, short enough for the margin: 9500, 250k, 1.25M."""
-    from matplotlib.ticker import EngFormatter
+    """Return the number at a tick of an axis, short enough for the margin: −9500, 250k, 1.25M."""
+    from matplotlib.ticker import EngFormatter, Formatter
 
-    return units.number(value) if abs(value) < 10_000 else EngFormatter(sep="")(value)
+    return Formatter.fix_minus(units.number(value)) if abs(value) < 10_000 else EngFormatter(sep="")(value)
 
 
 def _write_above(axes: Any, text: str) -> None:

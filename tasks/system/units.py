@@ -22,8 +22,10 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float, digits: int = 6) -> str:
-    """Return a number rounded to this many digits, such as 12,345.6; below 10,000 without a comma: it may be a year."""
-    return f"{float(f'{value:.{digits}g}'):{',' if abs(value) >= 10_000 else ''}.15g}"
+    """Return a number rounded to this many digits, such as 12,345.6, but a whole number in full; below 10,000 without a
+    comma: it may be a year."""
+    rounded = value if float(value).is_integer() else float(f"{value:.{digits}g}")
+    return f"{rounded:{',' if abs(value) >= 10_000 else ''}.15g}"
 
 
 def metric(value: float | None, sign: str = "") -> str:

@@ -91,7 +91,7 @@ def test_a_version_leads_to_its_checkpoint_run_commit_data_and_source(chain):
     assert names("digits-convnet2@champion", "run") == [old.run_id]
     found = {link.kind: link for _, link in links_of(trace.trace("digits-convnet2/1").link)}
     assert found["git commit"].facts == {"subject": "data aa[31m"}
-    assert found["run"].facts["changes in no commit"] == "not kept"
+    assert found["run"].facts["uncommitted changes"] == "not kept"
     assert names("digits-convnet2/1", "raw data") == ["11" * 16], "as its commit has it, not today's lock"
     (stranger,) = trace.trace("digits-convnet2/3").link.up
     assert (stranger.name, stranger.facts) == ("MLflow does not name it", {"state": "not in mlruns/"})
