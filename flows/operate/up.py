@@ -99,10 +99,11 @@ class Up:
                 child.start()
                 self._save()
         elif not child.process.alive:
-            child.note_end(child.process.wait())
+            code = child.process.wait()
+            child.note_end(code)
             last = last_line(child.log)
             if self._phase == "starting" and child.restarts >= MAX_FIRST_ENDS:
-                raise StratagemError(f"{child.name} did not start ({child.last_end}): {last}; see {child.log}")
+                raise _error(f"{child.name} did not start ({child.last_end}): {last}; see {child.log}", code)
             self._save()
             print(f"{records.now()} {child.name} ended ({child.last_end})", file=sys.stderr, flush=True)
             if self._phase == "ready":
@@ -203,8 +204,7 @@ def start_in_background() -> bool:
         raise
     if process.returncode == 0 and operation.is_held():  # Another one was quicker.
         return False
-    said = f"{last_line(log).removeprefix('error: ')} (the log: {log})"
-    raise UserError(said) if process.returncode == UserError.exit_code else StratagemError(said)
+    raise _error(f"{last_line(log).removeprefix('error: ')} (the log: {log})", process.returncode)
 
 
 def deploy() -> None:
@@ -221,11 +221,12 @@ def deploy() -> None:
     command = (*WORKER_COMMAND, "--only-deploy")
     done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=False)
     if done.returncode:
-        print(done.stderr, file=sys.stderr)
-        raise StratagemError(
-            "cannot deploy prefect.yaml; the lines above say why. Deployments above the wrong one may have changed "
-            "already: correct it, and run `stratagem up` again"
-        )
+        raise _error(done.stderr.strip().rpartition("\n")[2], done.returncode)
+
+
+def _error(said: str, code: int) -> StratagemError:
+    """Return the error of a program that ended with this exit code."""
+    return (UserError if code == UserError.exit_code else StratagemError)(said)
 
 
 def last_line(log: Path) -> str:

@@ -41,6 +41,7 @@ from flows.operate.operation import POOL, WORKER
 from tasks import config
 from tasks.process.child import keep_private
 from tasks.runs import outcome
+from tasks.system.errors import UserError, cut
 
 IN_POOL = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
 # Without a limit, a flow run that always crashes would restart forever. The end of the worker, as on `down`, does not
@@ -65,7 +66,11 @@ def main() -> None:
     keep_private()
     began = datetime.now(UTC)
     with get_client(sync_client=True) as client:
-        removed = "".join(f"{line}\n" for line in deploy(client, config.project_root()))
+        try:
+            removed = "".join(f"{line}\n" for line in deploy(client, config.project_root()))
+        except UserError as error:
+            print(error, file=sys.stderr)
+            sys.exit(error.exit_code)
         operation.removed_file().write_text(removed, encoding="utf-8")
         if "--only-deploy" in sys.argv[1:]:
             return
@@ -86,6 +91,9 @@ def deploy(client: SyncPrefectClient, root: Path) -> list[str]:
     sentence about each removed deployment and schedule.
 
     The pool runs one flow run at a time, of any deployment. What the user paused on Prefect's page stays paused.
+
+    Raises:
+        UserError: Prefect refuses prefect.yaml, or a deployment has no name; the message is one line.
     """
     pool = WorkPoolCreate(name=POOL, type="process", base_job_template=job_template(), concurrency_limit=1)
     client.create_work_pool(pool, overwrite=True)
@@ -102,7 +110,8 @@ def deploy(client: SyncPrefectClient, root: Path) -> list[str]:
             cwd=root,
             env=os.environ | {"PROJECT_ROOT": str(root)},
             stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,
+            capture_output=True,
+            text=True,
             check=False,
         )
     finally:
@@ -110,8 +119,13 @@ def deploy(client: SyncPrefectClient, root: Path) -> list[str]:
             with contextlib.suppress(ObjectNotFound):  # Prefect has replaced it.
                 client.delete_deployment_schedule(deployment, added)
     if done.returncode:
-        sys.exit("error: cannot deploy prefect.yaml; the lines above say why")
-    wanted = {one["name"]: one for one in yaml.safe_load((root / "prefect.yaml").read_text("utf-8"))["deployments"]}
+        # Prefect prints a box for each deployment, and then why it refuses the last one, or a traceback.
+        last = done.stdout.rpartition("╭")[2].partition("Skipping")[0].translate(dict.fromkeys(map(ord, "─╮│╰╯"), " "))
+        raise _refused(f"{last} {done.stderr.strip().rpartition(chr(10))[2]}")
+    file = yaml.safe_load((root / "prefect.yaml").read_text("utf-8"))
+    wanted = {one.get("name"): one for one in file["deployments"]}
+    if None in wanted:  # Prefect skips it.
+        raise _refused("a deployment has no name")
     removed = []
     for one in client.read_deployments(work_pool_filter=IN_POOL):
         if one.name not in wanted:
@@ -138,6 +152,13 @@ def deploy(client: SyncPrefectClient, root: Path) -> list[str]:
             if not any(_is_same(old, schedule) for schedule in kept)
         ]
     return removed
+
+
+def _refused(why: str) -> UserError:
+    return UserError(
+        f"prefect.yaml cannot be deployed: {cut(why, 500).rstrip('.')}. Correct it, and run `stratagem up` again; the "
+        "deployments above the wrong one may have changed already"
+    )
 
 
 def _times_of(schedule: DeploymentSchedule) -> str:

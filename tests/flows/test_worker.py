@@ -16,7 +16,7 @@ from flows import reporting
 from flows.cli import main
 from flows.operate import notifications, operation, servers, worker
 from tasks.records import Operation, ServiceState
-from tasks.system.errors import ProcessDied, StratagemError
+from tasks.system.errors import ProcessDied, StratagemError, UserError
 from tests.tasks.written_runs import run_id_of, write_run
 
 NOW = datetime.now(UTC)
@@ -111,7 +111,21 @@ def test_where_the_worker_resumes_a_training_that_dies_is_a_crash(told, monkeypa
     assert (state.type, state.message, told) == (StateType.CRASHED, "the process that ran train died (SIGKILL)", [])
 
 
-def test_a_prefect_yaml_that_prefect_refuses_is_one_message(monkeypatch, tmp_path):
+BOX = "╭──────────╮\n│ Deploying nightly │\n╰──────────╯\n"
+TRACEBACK = "Traceback (most recent call last):\n  File ...\nModuleNotFoundError: No module named 'x'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "out", "err", "why"),
+    [
+        ("", 1, f"{BOX}{BOX}1 validation error\ncron", "", "Deploying nightly 1 validation error cron"),
+        ("", 1, f"{BOX}An exception occurred.\n", TRACEBACK, "Deploying nightly An.+: No module named 'x'"),
+        ("", 1, "Invalid fields:\n  • nightly\n\nSkipping ...\nAn entrypoint", "", "Invalid fields: • nightly"),
+        ("deployments: [{name: a}, {nam: b}]", 0, f"{BOX}Discovered unnamed", "", "a deployment has no name"),
+    ],
+)
+def test_a_prefect_yaml_that_prefect_refuses_is_one_message(monkeypatch, tmp_path, text, code, out, err, why):
+    (tmp_path / "prefect.yaml").write_text(text)
     schedule = SimpleNamespace(id="added", schedule=None, slug="nightly")
     deployed = [SimpleNamespace(id=name, name=name, schedules=[schedule]) for name in ("taken", "refused")]
     deleted = []
@@ -127,8 +141,10 @@ def test_a_prefect_yaml_that_prefect_refuses_is_one_message(monkeypatch, tmp_pat
         create_deployment_schedules=lambda *given: [schedule],
         delete_deployment_schedule=delete,
     )
-    monkeypatch.setattr(subprocess, "run", lambda *given, **others: SimpleNamespace(returncode=1))
-    with pytest.raises(SystemExit, match=r"cannot deploy prefect\.yaml"):
+    monkeypatch.setattr(
+        subprocess, "run", lambda *given, **others: SimpleNamespace(returncode=code, stdout=out, stderr=err)
+    )
+    with pytest.raises(UserError, match=rf"^prefect\.yaml cannot be deployed: {why}\. Correct it, and .+ again"):
         worker.deploy(client, tmp_path)
     assert deleted == [("taken", "added"), ("refused", "added")]
 
