@@ -136,9 +136,7 @@ def start_server() -> PrefectServer | None:
         reason = _unreachable(url)  # Prefect's client tries for a minute.
         if reason is None:
             return None
-        from tasks.operations.doctor import is_of_up
-
-        if is_of_up(url):
+        if os.environ.get("PREFECT_HOME") == str(config.project_root() / "mlruns" / "up" / "prefect"):
             raise UserError(
                 "this shell has sourced mlruns/up/environment, and `stratagem up` is no longer running: start it, or "
                 "`unset PREFECT_API_URL PREFECT_API_AUTH_STRING PREFECT_HOME PROJECT_ROOT`, so that each run starts "

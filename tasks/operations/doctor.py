@@ -297,7 +297,8 @@ def mlflow(root: Path) -> Iterator[Remark]:
 def prefect(root: Path) -> Iterator[Remark]:
     """Check that the server in PREFECT_API_URL answers, or that the database is intact."""
     if url := os.environ.get("PREFECT_API_URL"):
-        others = " PREFECT_API_AUTH_STRING PREFECT_HOME PROJECT_ROOT" if is_of_up(url) else ""
+        of_up = prefect_home(root) == root / "mlruns" / "up" / "prefect"  # By mlruns/up/environment.
+        others = " PREFECT_API_AUTH_STRING PREFECT_HOME PROJECT_ROOT" if of_up else ""
         start = "stratagem up" if others else "prefect server start"
         fix = f"{start}, or unset PREFECT_API_URL{others}: a run then starts its own"
         yield _server("PREFECT_API_URL", url, "Prefect", fix)
@@ -305,12 +306,6 @@ def prefect(root: Path) -> Iterator[Remark]:
         yield ok("the database in PREFECT_SERVER_DATABASE_CONNECTION_URL is not checked")
     else:
         yield from _database(prefect_home(root) / "prefect.db", "prefect")
-
-
-def is_of_up(url: str) -> bool:
-    """Return whether PREFECT_API_URL is from mlruns/up/environment, which this shell has then sourced."""
-    environment = config.project_root() / "mlruns" / "up" / "environment"
-    return environment.is_file() and f"PREFECT_API_URL={url}\n" in environment.read_text(encoding="utf-8")
 
 
 def _server(variable: str, url: str, package: str, fix: str) -> Remark:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import requests
 
-from flows.operate import operation, prefect_server
+from flows.operate import prefect_server
 from tasks.system.errors import StratagemError, UserError
 from tasks.system.machine import free_ports
 
@@ -125,7 +125,7 @@ def test_a_server_of_the_users_own_is_used(own_prefect, monkeypatch):
 
 
 def test_a_shell_of_an_up_that_has_ended_is_told_how_to_leave_it(own_prefect, project, monkeypatch):
-    operation.write_environment({"PREFECT_API_URL": "http://127.0.0.1:1/api"})
+    monkeypatch.setenv("PREFECT_HOME", str(project / "mlruns" / "up" / "prefect"))
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
     with pytest.raises(UserError, match=r"^this shell has sourced mlruns/up/environment, .* `unset PREFECT_API_URL "):
         prefect_server.start_server()

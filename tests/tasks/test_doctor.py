@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from flows.operate import operation
 from tasks import records
 from tasks.operations import doctor
 from tasks.operations.doctor import prefect_home
@@ -238,7 +237,7 @@ def test_a_server_that_is_down(look, monkeypatch, check, variable):
 def test_a_shell_of_an_up_that_has_ended(project, look, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
     assert look("prefect")[1].startswith("prefect server start, or unset PREFECT_API_URL:")
-    operation.write_environment({"PREFECT_API_URL": "http://127.0.0.1:1/api"})
+    monkeypatch.setenv("PREFECT_HOME", str(project / "mlruns" / "up" / "prefect"))
     assert look("prefect")[1].startswith("stratagem up, or unset PREFECT_API_URL PREFECT_API_AUTH_STRING PREFECT_HOME ")
 
 
