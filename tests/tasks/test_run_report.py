@@ -263,8 +263,8 @@ def test_numbers_are_cut_at_their_quartiles_and_few_values_each_by_itself():
     assert [one.full_name for one in more] == [one.full_name for one in parts], "a floor outlives new test rows"
     assert [one.name for one in quarters("x", np.repeat([0.0, 1.0], 20))] == ["0", "1"]
     assert list(quarters("x", np.full(20, 3.0))) == []
-    codes = np.repeat([10001.0, 10002.0, 10003.0], 20)
-    assert [one.name for one in quarters("x", codes)] == ["10001.0", "10002.0", "10003.0"], "each has a name of its own"
+    codes = np.repeat([10001.5, 10002.5, 10003.5], 20)
+    assert [one.name for one in quarters("x", codes)] == ["10001.5", "10002.5", "10003.5"], "each has a name of its own"
     mostly = np.concatenate([np.zeros(90), np.arange(1.0, 11.0)])
     assert [one.shown for one in quarters("x", mostly)] == ["x: 0 to 10"], "there are no quarters"
     assert sum(one.rows.sum() for one in quarters("x", mostly)) == 100, "each is in one part"
