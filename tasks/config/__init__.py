@@ -1,4 +1,4 @@
-"""The settings of a run: what every key means and may hold, and how params.yaml, a recipe and ``--set`` set it."""
+"""The settings of a run: the meaning and bounds of every key, and how params.yaml, a recipe and ``--set`` set it."""
 
 from tasks.config.data_defaults import *
 from tasks.config.datasets import *

@@ -1,7 +1,7 @@
-"""What a dataset that has no recipe is trained with: chosen by its task, its features and its size, with the reasons.
+"""Chooses settings for a dataset without a recipe by its task, features and size, and gives the reasons.
 
-params.yaml's own values are for the dataset that it names. Numbers here are rules of thumb that were tried on the
-datasets of docs/data.md; whatever is given by ``--set`` or a recipe comes before them.
+The values in params.yaml are for the dataset that it names. The numbers here are rules of thumb that were tried on the
+datasets of docs/data.md; ``--set`` overrides them.
 """
 
 import math
@@ -15,7 +15,7 @@ SMALL = 1000
 
 
 class Choice(NamedTuple):
-    """Some settings, and why they were chosen."""
+    """Some settings, and the reason for them."""
 
     values: dict[str, Any]
     """By ``section.key``."""
@@ -23,7 +23,7 @@ class Choice(NamedTuple):
 
 
 def choose(manifest: Mapping[str, Any]) -> list[Choice]:
-    """Return what fits a prepared dataset.
+    """Return the settings that suit a prepared dataset.
 
     Args:
         manifest: ``records.PreparedDataset`` as JSON.
@@ -69,12 +69,12 @@ CHOSEN = (
 def _of_images(shape: list[int]) -> Choice:
     height, width, channels = shape
     side = min(height, width)
-    # Each stage halves the image, and the last one is to see 4 to 7 pixels a side.
+    # Each stage halves the image; the last one should see 4 to 7 pixels a side.
     stages = min(MOST_STAGES, max(2, round(math.log2(side / 5))))
     coloured = channels == 3
     photographs = coloured and side >= PHOTOGRAPH_PIXELS
-    # 300 drawn shapes, coloured at random: 0.33 of a test, the guess, with 0.003 and 1.00 with 0.001. 300 of MNIST,
-    # grey, after as many steps: 0.93 with 0.003 and 0.82 with 0.00075.
+    # Accuracy with 300 drawn shapes in random colours: 0.33, as by guessing, with 0.003, and 1.00 with 0.001. With 300
+    # grey images of MNIST, after as many steps: 0.93 with 0.003 and 0.82 with 0.00075.
     learning_rate = 0.001 if coloured else 0.003
     values = {
         "model.name": "vgg",

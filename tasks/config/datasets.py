@@ -1,8 +1,8 @@
-"""What data/<name>/params.yaml says of a dataset: a section for each kind (``tasks/data/kinds/``)."""
+"""The keys of data/<name>/params.yaml: a section for each kind of dataset (``tasks/data/kinds/``)."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
@@ -15,7 +15,7 @@ from tasks.system.errors import UserError, one_of, shown
 
 
 class DataCheck(Section):
-    """What a check of ``tasks/data/checks/`` does of a dataset."""
+    """How a check of ``tasks/data/checks/`` treats a dataset."""
 
     action: Literal["stop", "warn", "off"] = "warn"
     """If the check finds something, `stop` rejects the data and `warn` prints a warning; `off` skips the check."""
@@ -24,7 +24,7 @@ class DataCheck(Section):
 
 
 def _checks(value: Any) -> Any:
-    """A check may be its action alone, of which YAML reads `off` as false."""
+    """Accept an action instead of a mapping; YAML reads the action `off` as false."""
     if not isinstance(value, dict):
         return value
     if unknown := [name for name in value if name not in names_of("data/checks")]:
@@ -36,7 +36,7 @@ def _checks(value: Any) -> Any:
 
 
 class Description(Section):
-    """What every dataset has."""
+    """The keys of every dataset."""
 
     kind: str
     name: Text
@@ -46,11 +46,11 @@ class Description(Section):
     )
     """Overrides a check's default, by its name: stop, warn or off, or {action, threshold}."""
     is_local: ClassVar[bool] = True
-    """Whether its source is a file or folder of the user's, and nothing is downloaded."""
+    """Whether its source is the user's file or folder, so nothing is downloaded."""
 
 
 class TableColumn(Section):
-    """What a column of a table is to a model."""
+    """How a model uses a column of a table."""
 
     kind: Literal["number", "datetime", "category", "text", "image", "ignore"]
     """The kind of its values; `ignore` leaves the column out."""
@@ -77,14 +77,8 @@ class TableColumn(Section):
         return scale
 
 
-Metadata: TypeAlias = Annotated[
-    dict[str, Literal["category", "number", "datetime"]], Field(exclude_if=lambda metadata: not metadata)
-]
-"""What the values are that are kept beside the examples, by name."""
-
-
 def _columns(value: Any) -> Any:
-    """Write ``{name: kind}`` out as ``{name: {kind: kind}}``: a user may give a column its kind alone."""
+    """Accept a kind instead of a mapping: ``{name: kind}`` means ``{name: {kind: kind}}``."""
     if not isinstance(value, dict):
         return value
     return {name: {"kind": own} if isinstance(own, str) else own for name, own in value.items()}
@@ -109,7 +103,7 @@ class Tfds(Description):
 
 
 class LocalDescription(Description):
-    """A file or folder of the user's."""
+    """The user's own file or folder."""
 
     source: str
     """The file or folder with the examples; a path that does not begin with `/` is relative to the project."""
@@ -118,11 +112,11 @@ class LocalDescription(Description):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed for drawing the test split."""
     is_guessed: ClassVar[bool] = False
-    """Whether `data add` looks at the data for what the description leaves open: ``guess`` of the kind's file."""
+    """Whether `data add` guesses missing keys from the data, with ``guess`` in the kind's file."""
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """All files and folders of the user's that are read."""
+        """All of the user's files and folders that are read."""
         return (self.source,)
 
 
@@ -153,15 +147,11 @@ class Arrays(LocalDescription):
     has exactly one 1."""
 
 
-def _texts(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 class Table(LocalDescription):
     """A table: CSV, TSV, JSON lines or Parquet."""
 
     kind: Literal["table"]
-    target: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ()
+    target: Annotated[tuple[str, ...], BeforeValidator(lambda one: [one] if isinstance(one, str) else one)] = ()
     """The column to predict, or a list of several: labels (0 or 1 each) or numbers."""
     task: Literal["auto", "classification", "multilabel", "regression"] = "auto"
     """The task. `auto` chooses classification for texts and for few different whole numbers, regression for other
@@ -178,7 +168,9 @@ class Table(LocalDescription):
     """A column such as a person or device; all rows with the same value go into the same split."""
     time: str | None = None
     """The column that orders the rows: the newest become the test split."""
-    metadata: Metadata = {}
+    metadata: Annotated[
+        dict[str, Literal["category", "number", "datetime"]], Field(exclude_if=lambda metadata: not metadata)
+    ] = {}
     """Columns that are not inputs of the model, with the kind of their values. The test split keeps them, so a run's
     report, `register.floors` and `register.ceilings` can use them for slices."""
     weight: str | None = None
@@ -224,12 +216,10 @@ class Table(LocalDescription):
         return (self.source, *((folder / place).as_posix() for place in self.images))
 
 
-AnyDescription: TypeAlias = Tfds | ImageFolder | Arrays | Table
-
-
 def description_kinds() -> dict[str, type[Description]]:
-    """Return the sections by kind; a file of tasks/data/kinds/ that needs none has that of all that is local."""
-    own = {get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(AnyDescription)}
+    """Return the sections by kind; a file of tasks/data/kinds/ without its own section uses LocalDescription."""
+    kinds: tuple[type[Description], ...] = (Tfds, ImageFolder, Arrays, Table)
+    own = {get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in kinds}
     return own | {name: LocalDescription for name in names_of("data/kinds") if name not in own}
 
 
@@ -237,7 +227,7 @@ def describe(values: dict[str, Any], where: str) -> Any:
     """Return the section of a dataset.
 
     Args:
-        values: as in data/<name>/params.yaml; without ``kind`` it is a TFDS dataset, as all were once.
+        values: as in data/<name>/params.yaml; without ``kind`` it is a TFDS dataset.
         where: that file, for the message.
 
     Raises:
@@ -254,15 +244,15 @@ def describe(values: dict[str, Any], where: str) -> Any:
 
 
 def _refusal(values: dict[str, Any], kind: type[Description], errors: list[ErrorDetails]) -> str:
-    """Return what is wrong with the first wrong key, of the description or of one of its columns."""
+    """Return the message about the first wrong key of the description or of one of its columns."""
     unknown = [
         one
         for one in errors
         if one["type"] == "extra_forbidden" and (len(one["loc"]) == 1 or one["loc"][0] == "columns")
     ]
-    if not (places := (unknown or errors)[0]["loc"]):  # Of the section: it names its key.
+    if not (places := (unknown or errors)[0]["loc"]):  # From a validator of the section, which names the key.
         return f"dataset.{errors[0]['msg'].removeprefix('Value error, ')}"
-    # Of other keys, pydantic says which place of a list is meant, or which type of several.
+    # For other keys, pydantic adds the index in a list, or the type in a union.
     places = places if places[0] == "columns" else places[:1]
     *above, own = map(str, places)
     fields: Mapping[str, FieldInfo] = TableColumn.model_fields if len(places) == 3 else kind.model_fields
@@ -271,16 +261,16 @@ def _refusal(values: dict[str, Any], kind: type[Description], errors: list[Error
         return one_of(f"key of {of}", own, fields)
     value: Any = values
     for place in places:
-        value = value.get(place) if isinstance(value, Mapping) else value  # A column may be its kind alone.
+        value = value.get(place) if isinstance(value, Mapping) else value  # A column may be only its kind.
     of_value = (one for one in errors if one["loc"][: len(places)] == places)
     return refusal(".".join(["dataset", *above, own]), value, of_value, fields.get(own))
 
 
 def read_description(folder: Path) -> Any:
-    """Return what data/<name>/params.yaml says of its dataset.
+    """Return the section in data/<name>/params.yaml.
 
     Raises:
-        UserError: it does not say what dataset it is.
+        UserError: it does not describe a dataset, or describes another one.
     """
     place = f"data/{folder.name}/params.yaml"
     try:

@@ -1,7 +1,8 @@
-"""The settings as parameters of a deployment: the schema of Prefect's form, and what a run takes from it."""
+"""The settings as parameters of a deployment: the schema of Prefect's form, and how a run reads its values."""
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 from pydantic import GetJsonSchemaHandler, RootModel, TypeAdapter
@@ -33,19 +34,19 @@ FIRST = (
 )
 COMMON = "common"
 BOOLEANS = {"true": True, "false": False}
-# Keys of a schema that are no bounds.
+# Keys of a schema that are not bounds.
 ABOUT = ("title", "description", "default")
 
 
 class Overrides(RootModel[dict[str, Any]]):
-    """Single settings, as sections, which the form shows, or as ``{"train.epochs": 3}``.
+    """Single settings: as sections, which the form shows, or as ``{"train.epochs": 3}``.
 
-    The form sends null for what nobody filled in, so in a section null is "not given". ``{"input.validation": null}``
-    sets a setting to null.
+    The form sends null for an empty field, so in a section null means "not given". ``{"input.validation": null}`` sets
+    a setting to null.
     """
 
     def given(self) -> dict[str, Any]:
-        """Return what is given, as ``config.load`` takes it."""
+        """Return the given settings, as ``config.load`` takes them."""
         dotted = {key: value for key, value in self.root.items() if "." in key}
         given = _without_null(self.root)
         common = given.pop(COMMON, {})
@@ -57,8 +58,7 @@ class Overrides(RootModel[dict[str, Any]]):
 
 
 def _without_null(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested values, with true and false of the form's choices, without those that are null and without sections
-    that hold nothing then."""
+    """Return nested values without null and without empty sections; "true" and "false" become booleans."""
     kept = {
         name: _without_null(value)
         if isinstance(value, Mapping)
@@ -71,12 +71,14 @@ def _without_null(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def overrides_schema() -> dict[str, Any]:
-    """Return the JSON schema of ``Overrides`` for the form: the ten common settings and a section for each of the
-    others, with meaning, bounds and choices.
+    """Return the JSON schema of ``Overrides`` for the form: the ten common settings, then the others by section, with
+    meaning, bounds and choices.
 
-    Other keys, such as ``train.epochs``, are allowed: the run checks them, and names the key that was probably meant.
+    Other keys, such as ``train.epochs``, are allowed: the run checks them, and suggests the nearest key.
     """
-    today = _values_of_params()
+    today: dict[str, Any] = {}
+    with suppress(UserError):  # A run refuses these settings with the reason.
+        today = dict(leaves(load().to_json(), whole=marks_of(Settings)))
     fields: dict[str, list[tuple[str, FieldInfo]]] = {}  # By key: kinds of one section share their keys.
     for attribute, of_section in Settings.model_fields.items():
         section = of_section.alias or attribute
@@ -111,29 +113,28 @@ def overrides_schema() -> dict[str, Any]:
 
 
 def _types(field: FieldInfo) -> list[dict[str, Any]]:
-    """Return the schemas of the types that a setting may have, with their bounds alone."""
+    """Return the schemas of a setting's types, with only their bounds."""
     whole: Any = Annotated[field.annotation, field]
     schema = TypeAdapter(whole).json_schema()
     return [{key: value for key, value in one.items() if key not in ABOUT} for one in schema.get("anyOf", [schema])]
 
 
 def recipe_schema() -> dict[str, Any]:
-    """Return the JSON schema of a recipe: a choice of those that are there when a flow is deployed, or several."""
-    try:
+    """Return the JSON schema of a recipe: one or several of those that exist when the flow is deployed."""
+    names: list[str] = []
+    with suppress(UserError):
         names = sorted(recipes(project_root()))
-    except UserError:
-        names = []
     choice = {"type": "string", "title": "recipe"} | ({"enum": names} if names else {})
     several = {"type": "array", "title": "recipes", "items": choice}
     return {"anyOf": [choice, {"type": "null", "title": "params.yaml alone"}, several]}
 
 
 def _choice(types: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one schema for the form: a choice of texts, the one type, or a choice of types with a name each. Null is
-    "not given" there, and Prefect allows it for whatever need not be given."""
+    """Return one schema for the form: a choice of texts, a single type, or a choice of named types. Null means "not
+    given" there, and Prefect allows it for each optional value."""
     types = [one for one in types if one != {"type": "null"}]
     texts = [text for one in types for text in one.get("enum", [one["const"]] if "const" in one else [])]
-    # A box to tick says false where nobody touched it.
+    # An untouched checkbox would send false.
     texts += [text for one in types if one.get("type") == "boolean" for text in BOOLEANS]
     others = [one for one in types if "enum" not in one and "const" not in one and one.get("type") != "boolean"]
     choices: list[dict[str, Any]] = [{"type": "string", "enum": [*texts, None]}] if texts else []
@@ -142,10 +143,3 @@ def _choice(types: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return choices[0]
     named = [one | {"title": "choice" if "enum" in one else NAMES[one["type"]]} for one in choices]
     return {"anyOf": [*named, {"type": "null", "title": "not given"}]}
-
-
-def _values_of_params() -> dict[str, Any]:
-    try:
-        return dict(leaves(load().to_json(), whole=marks_of(Settings)))
-    except UserError:  # The settings are refused where they are used, with the reason.
-        return {}

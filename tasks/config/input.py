@@ -1,4 +1,4 @@
-"""The section ``input``: which examples a training reads, in which order, and what is done to them."""
+"""The section ``input``: which examples a training reads, in which order, and how it changes them."""
 
 from typing import Annotated, Any, Literal
 
@@ -57,21 +57,21 @@ class Augmentation(Section):
     """Keyword arguments of that function."""
 
     def __hash__(self) -> int:
-        return hash(self.model_dump_json())  # Of options, which have no hash.
+        return hash(self.model_dump_json())  # Because ``options`` is not hashable.
 
     @property
     def changes(self) -> dict[str, Any]:
-        """What is on, by key."""
+        """The changes that are on, by key."""
         return {name: value for name, value in self if value and name not in ("fill_mode", "options")}
 
     @property
     def moves(self) -> bool:
-        """Whether pixels go to other places than whole ones."""
+        """Whether pixels move by fractions of a pixel."""
         return bool(self.translation or self.rotation or self.zoom)
 
     @property
     def mixes(self) -> bool:
-        """Whether an example is made of two."""
+        """Whether it combines two examples into one."""
         return bool(self.mixup or self.cutmix)
 
 

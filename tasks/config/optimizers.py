@@ -1,5 +1,4 @@
-"""Optimizers by `optimizer.kind`: what each takes. tasks/modeling/optimizers.py makes Keras' class of the same name, or
-the user's own."""
+"""The settings of each optimizer, by `optimizer.kind`; tasks/modeling/optimizers.py builds them."""
 
 from typing import Annotated, Literal
 

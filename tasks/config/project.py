@@ -1,4 +1,4 @@
-"""The project's folder, and what it and the code offer by name."""
+"""The project's folder, its recipes, and the names in registries."""
 
 import os
 from pathlib import Path
@@ -10,10 +10,10 @@ CODE = Path(__file__).resolve().parents[2]
 
 
 def project_root() -> Path:
-    """Return the folder with params.yaml and .dvc/: this one or one above it."""
+    """Return the folder with params.yaml and .dvc/: the current one or one above it."""
     here = Path.cwd()
     for folder in (here, *here.parents):
-        # A dataset's folder has a params.yaml and a dvc.yaml too. Not with pathlib, because this is asked often.
+        # A dataset's folder has a params.yaml, too. Without pathlib, because this runs often.
         if os.path.isdir(f"{folder}/.dvc") and os.path.lexists(f"{folder}/params.yaml"):
             return folder
     raise UserError(

@@ -1,4 +1,4 @@
-"""Learning-rate schedules by `schedule.kind`: what each takes. tasks/modeling/schedules.py makes them."""
+"""The settings of each learning-rate schedule, by `schedule.kind`; tasks/modeling/schedules.py builds them."""
 
 from typing import Annotated, Literal, Self
 

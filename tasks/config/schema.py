@@ -1,8 +1,6 @@
 """Every section and key of the settings: its type, its bounds and what it means.
 
-Values live in params.yaml; this file, ``input``, ``train`` and those of the kinds beside it give them meaning and
-bounds. Only keys that params.yaml cannot hold, because they belong to a ``kind`` that it does not select, have their
-default there.
+params.yaml holds the values. Only keys of a ``kind`` that it does not select have their defaults in these files.
 """
 
 import hashlib
@@ -54,7 +52,6 @@ def _regular_expression(text: str) -> str:
 
 
 def _weights_source(text: str) -> str:
-    # A path may hold anything; what is not a path is told apart here.
     if not re.fullmatch(r"[0-9a-f]{32}|models:/[^/@]+(@[^/@]+|/\d+)|(?!models:).+\.(keras|h5)", text):
         raise ValueError(f"'{text}': write a run's id, FILE.keras, FILE.h5, models:/NAME@ALIAS or models:/NAME/VERSION")
     return text
@@ -63,9 +60,10 @@ def _weights_source(text: str) -> str:
 def _remote_address(text: str) -> str:
     scheme, _, place = text.partition("://")
     first, *others = place.strip("/").split("/")
-    # What fsspec would read otherwise: protocols in a chain, parameters, a way out of the folder.
+    # fsspec gives these a meaning: a chain of protocols, parameters, the folder above.
     odd = [sign for sign in ("::", "?", "#", "*", "@", " ", "\\") if sign in place] or {"..", "."} & {first, *others}
-    if scheme not in REMOTE_SCHEMES or not first or odd or place.startswith("/") != (scheme == "file"):
+    known = ("abfs", "file", "gs", "s3")
+    if scheme not in known or not first or odd or place.startswith("/") != (scheme == "file"):
         raise ValueError(
             f"'{text}': write s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, abfs://CONTAINER/FOLDER or file:///FOLDER; "
             "credentials are not part of it: they come from the environment"
@@ -73,17 +71,13 @@ def _remote_address(text: str) -> str:
     return text.rstrip("/")
 
 
-LayerNames = Annotated[Text, AfterValidator(_regular_expression)]
-"""A regular expression of names of layers."""
 CHAMPION = "champion"
-"""The alias of the version that no other one was shown to be better than."""
-REMOTE_SCHEMES = ("abfs", "file", "gs", "s3")
-"""How the addresses begin that runs are copied to."""
+"""The alias of the best version by the evidence so far."""
 
 
 def folder_name(name: str) -> str:
-    """Return the folder of data/ that a dataset's name stands for. Neither TFDS' names nor those of a user's own data
-    have a point, so it says which dataset and which configuration it is.
+    """Return the folder of a dataset in data/. A point separates the dataset from its configuration: neither names in
+    TFDS nor those of a user's own data have one.
 
     >>> folder_name("cmaterdb/bangla"), folder_name("my_data:BlackOrWhite")
     ('cmaterdb.bangla', 'black_or_white')
@@ -96,7 +90,7 @@ def folder_name(name: str) -> str:
 
 
 def split_folder_name(folder: str) -> tuple[str, str]:
-    """Return the name in TFDS and the configuration, or an empty text, of a dataset's folder.
+    """Return the name in TFDS and the configuration (possibly empty) of a dataset's folder.
 
     >>> split_folder_name("cmaterdb.bangla"), split_folder_name("my-photos")
     (('cmaterdb', 'bangla'), ('my-photos', ''))
@@ -147,7 +141,7 @@ class Model(Section):
     with the weights of its architecture without the top. Null: random weights."""
     new_head: Result[bool]
     """Give the last layer that has weights new random ones, for example because the classes differ."""
-    freeze: Result[list[LayerNames]]
+    freeze: Result[list[Annotated[Text, AfterValidator(_regular_expression)]]]
     """Regular expressions: layers whose whole name matches, and all layers inside them, are not trained (Keras'
     `layer.trainable = False`; a BatchNormalization then uses its moving averages and does not change them)."""
 
@@ -212,7 +206,7 @@ class Register(Section):
                 f"Stratagem moves '{CHAMPION}' itself, to a model that is shown to be better. Use --set "
                 "register.alias=VALUE, such as challenger"
             )
-        # MLflow would say so after the training.
+        # MLflow would refuse these only after the training.
         if alias == "latest" or re.fullmatch(r"v\d+", alias):
             raise ValueError(f"MLflow reserves '{alias}'. Use --set register.alias=VALUE, such as challenger")
         return alias
@@ -306,8 +300,8 @@ class Settings(Section):
 
     @property
     def worker_counts(self) -> tuple[int, ...]:
-        """The numbers of workers that a training may have, the most first: those of `strategy.min_workers` to
-        `strategy.workers` whose replicas the global batch divides by."""
+        """The numbers of workers that a training may have, the largest first: from `strategy.workers` down to
+        `strategy.min_workers`, if their replicas divide the global batch."""
         cluster, size = self.strategy.cluster, self.train.global_batch_size or 0
         if cluster is None or cluster.min_workers is None:
             return (cluster.workers,) if cluster is not None else ()
@@ -324,7 +318,7 @@ class Settings(Section):
 
     @property
     def named_metrics(self) -> dict[str, str]:
-        """Each metric that a key names, ``loss`` too, and the first key that does."""
+        """The first key that names each metric, including ``loss``, by the metric's name."""
         named = [(name, "train.metrics") for name in self.train.metrics]
         watched = {**self.monitors, "register.metric": self.register_.metric}
         named += [(name.partition("/")[2], key) for key, name in watched.items()]
@@ -339,7 +333,7 @@ class Settings(Section):
         return flat(self.to_json())
 
     def digest(self, *affects: What) -> str:
-        """Return the sha256 of every setting that affects the result; or of those that affect what is named."""
+        """Return the sha256 of the settings that affect these, by default the result."""
         marks = marks_of(Settings)
         chosen = {
             key: value
@@ -358,11 +352,11 @@ FEATURES: dict[str, Any] = {
     "train.deterministic": False,
     "input.source=stream": "array",
 }
-"""What not every strategy can do, by the key (and value) that asks for it, and a value that does not."""
+"""What not every strategy can do: a key, or a key with a value, and the value that avoids it."""
 
 
 def asks_for(feature: str, flat: Mapping[str, Any]) -> bool:
-    """Return whether flat settings ask for one of ``FEATURES``; ``auto`` asks for nothing."""
+    """Return whether flat settings use one of ``FEATURES``; ``auto`` does not."""
     key, equals, value = feature.partition("=")
     return bool(flat[key] == value if equals else flat[key] not in (FEATURES[feature], "auto"))
 

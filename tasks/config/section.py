@@ -1,15 +1,14 @@
-"""A section of the settings: what its keys are, what a change of each affects, and the names and bounds that several
-sections share.
+"""What sections of the settings share: marks, names, bounds and messages.
 
-Each setting says once what a change of it changes, and what makes two runs the same follows from it:
+Each setting has one mark, which says what another value changes. The marks determine which runs count as the same:
 
 ===========  ===============================================================================  ======================
 mark         what another value changes                                                       a resumed run
 ===========  ===============================================================================  ======================
-Result       the weights, the best model or its test metrics                                  must have it as it was
-Course       the same, by how long, how or where a training continues                         may have another one
-Speed        how fast they come, and their last bits                                          may have another one
-Bookkeeping  neither: what is written down, kept, named, or done about processes that died    may have another one
+Result       the weights, the best model or its test metrics                                  must keep its value
+Course       the same, through how long, how or where the training continues                  may change it
+Speed        the speed, and the last bits of the result                                       may change it
+Bookkeeping  neither: only what is recorded, kept or named, and how lost processes restart    may change it
 ===========  ===============================================================================  ======================
 """
 
@@ -34,7 +33,7 @@ MAX_COUNT = 1_000_000_000
 MAX_PIXELS = 32_768
 MAX_DEVICES = 4096
 MAX_FLOAT32 = 3e38
-# Patterns of names, and what a message says in place of each.
+# Patterns of names; messages say IN_WORDS instead.
 OWN_CODE = r"^[\w.]+:\w+$"
 OWN_KIND = "module:name"
 """The kind of a section that is the user's own code."""
@@ -42,7 +41,7 @@ TOP_K = r"top_[1-9][0-9]{0,8}_accuracy"
 OTHER_METRIC = rf"^{TOP_K}$|^[\w.]+:\w+$"
 OTHER_TRAINING_METRIC = rf"^(train|validation)/{TOP_K}$|^(train|validation)/[\w.]+:\w+$"
 OTHER_TEST_METRIC = rf"^test/{TOP_K}$|^test/[\w.]+:\w+$"
-# What MLflow would refuse after the training: `.`, and what begins with `..`.
+# MLflow would refuse `.` and names that begin with `..`, but only after the training.
 MODEL_NAME = r"^\.?[\w-][\w.-]*$"
 IN_WORDS = {
     MODEL_NAME: "letters, digits, '_', '-' and '.', but not '..' at the start",
@@ -61,11 +60,11 @@ WHOLE = ("strategy.layout", "register.floors", "register.ceilings")
 
 
 class Affects(NamedTuple):
-    """What a change of a setting changes."""
+    """What another value of a setting changes."""
 
     what: What
     free_on_resume: bool = True
-    """Whether a run that is resumed may have another value than it began with."""
+    """Whether a resumed run may change it."""
 
 
 Result = Annotated[T, Affects("result", free_on_resume=False)]
@@ -86,7 +85,7 @@ if TYPE_CHECKING:
 else:
     # Keyword arguments of a function or a class.
     Options = Annotated[dict[str, JsonValue], WithJsonSchema({"type": "object", "additionalProperties": True})]
-    # A metric of a user's own has the name `module:function`, as validation/my_code:within_ten.
+    # A user's own metric is `module:function`, such as validation/my_code:within_ten.
     TrainingMetric = (
         Literal[*(f"{part}/{name}" for part in ("train", "validation") for name in ("loss", *METRICS))]
         | Annotated[str, Field(pattern=OTHER_TRAINING_METRIC, max_length=250)]
@@ -102,10 +101,6 @@ def top_k_of(name: str) -> int | None:
     """Return the k of ``top_<k>_accuracy``; None of another metric."""
     found = re.fullmatch(TOP_K, name)
     return int(found[0].split("_")[1]) if found else None
-
-
-def _takes_bool(field: FieldInfo) -> bool:
-    return bool in (field.annotation, *get_args(field.annotation))
 
 
 def refusal(key: str, value: object, errors: Iterable[ErrorDetails], field: FieldInfo | None) -> str:
@@ -136,7 +131,8 @@ class Section(BaseModel):
     def true_is_not_one(cls, values: Any) -> Any:
         # Python's True is 1: without this, `epochs: true` trains one epoch.
         for name, field in cls.model_fields.items():
-            if isinstance(values, Mapping) and isinstance(values.get(name), bool) and not _takes_bool(field):
+            takes_bool = bool in (field.annotation, *get_args(field.annotation))
+            if isinstance(values, Mapping) and isinstance(values.get(name), bool) and not takes_bool:
                 raise ValueError(f"{name} = {str(values[name]).lower()}: true and false have no meaning here")
         return values
 
@@ -169,14 +165,14 @@ def marks_of(section: type[BaseModel]) -> Mapping[str, Affects]:
 
 
 def sections_in(annotation: Any) -> list[type[Section]]:
-    """Return the sections that a type is, or is a union of."""
+    """Return the sections in a type: itself, or the members of a union."""
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     plain = (get_args(part)[0] if get_origin(part) is Annotated else part for part in parts)
     return [one for one in plain if isinstance(one, type) and issubclass(one, Section)]
 
 
 def by_kind(union: Any) -> Any:
-    """Return a union of sections of which ``kind_of`` says which one a value is."""
+    """Return a union of sections that pydantic discriminates by ``kind_of``."""
     tagged = [Annotated[one, Tag(kind)] for kind, one in kinds_in(union).items()]
     return Annotated[Union[tuple(tagged)], Discriminator(kind_of)]  # noqa: UP007  # `|` cannot join a list.
 
@@ -187,7 +183,7 @@ def kinds_in(union: Any) -> dict[str, type[Section]]:
 
 
 def kind_of(value: Any) -> str | None:
-    """Return which kind of a section a mapping or a section is, by its ``kind``: code of the user's own is one."""
+    """Return the kind of a section, or of a mapping for one; all of the user's own code is one kind."""
     if isinstance(value, Mapping) and "kind" not in value:
         return None
     kind = value["kind"] if isinstance(value, Mapping) else getattr(value, "kind", None)

@@ -1,4 +1,4 @@
-"""How params.yaml, a recipe and ``--set`` become one ``Settings``, and the sentence that refuses a wrong one."""
+"""Merges params.yaml, recipes and ``--set`` into one ``Settings``, and explains what is wrong with them."""
 
 import json
 import os
@@ -26,9 +26,9 @@ MAX_TEXT = 1_000_000
 """Characters of a YAML file or a ``--set``."""
 LATER = "dataset: after prepare"
 Recipe = str | Sequence[str] | None
-"""A name in ``recipes/`` or the path of a YAML file; several, of which each overrides those before it; or none."""
+"""A name in ``recipes/`` or the path of a YAML file; several, each overriding those before it; or none."""
 NAMING_CODE = {"model": "name", "augmentation": "custom"}
-"""By section, the key that says what its ``options`` are for; in others it is the kind."""
+"""The key that names the code that takes a section's ``options``; by default ``kind``."""
 ONE_VALUE = tuple(key.rpartition(".")[2] for key in WHOLE)
 
 
@@ -66,8 +66,8 @@ def load(
         recipe: see ``Recipe``.
         overrides: ``{"train.epochs": 3}``, or texts such as ``train.epochs=3``.
         root: the project's folder.
-        prepared: the ``records.PreparedDataset`` to train on, by which ``choices`` lie in between; without it nothing
-            is chosen, which is enough to know the dataset and the strategy.
+        prepared: the ``records.PreparedDataset`` to train on; ``choices`` for it override params.yaml. Without it
+            nothing is chosen, which is enough to know the dataset and the strategy.
 
     Raises:
         UserError: names the first key that is wrong, its value, what is allowed and what to do.
@@ -78,12 +78,12 @@ def load(
 def _read(
     recipe: Recipe, overrides: Sequence[str] | Mapping[str, Any], root: Path, prepared: BaseModel | None
 ) -> tuple[Settings, list[tuple[str, dict[str, Any]]]]:
-    """Return the settings, and what each source gives, by its name: each lies over those before it."""
+    """Return the settings, and the name and values of each source, which override those of earlier sources."""
     sources = [("params.yaml", _without_other_kinds(read_yaml(root / "params.yaml")))]
     names = (recipe,) if isinstance(recipe, str) else recipe or ()
     sources += [(f"recipe {name}", _read_recipe(name, root)) for name in names]
     given = _with_text_keys(overrides) if isinstance(overrides, Mapping) else read_overrides(overrides)
-    # One overlay for all: their order does not matter, and a change of kind does not hide a wrong key.
+    # One overlay for all options: their order does not matter, and a new kind does not hide a wrong key.
     last = ("--set", _nested(given))
     settings = _parse_all([*sources, last])
     if prepared is not None and (chosen := choices(recipe, settings, prepared, root)):
@@ -102,9 +102,9 @@ def _parse_all(sources: Sequence[tuple[str, dict[str, Any]]]) -> Settings:
 def sources_of(
     recipe: Recipe, overrides: Sequence[str] | Mapping[str, Any], prepared: BaseModel | None
 ) -> dict[str, tuple[Any, str]]:
-    """Return the value of each key that ``load`` gives, and where it comes from: `params.yaml`, `recipe NAME`, `--set`,
-    `dataset: REASON`, or `default rule` where none of them says it, as after another kind of strategy. A value that is
-    chosen `LATER` is None.
+    """Return the value of each key that ``load`` gives, and its source: `params.yaml`, `recipe NAME`, `--set`,
+    `dataset: REASON`, or `default rule` if none of them has the key, such as after a change of the strategy's kind. A
+    value that is chosen `LATER` is None.
 
     Raises:
         UserError: as ``load``.
@@ -121,20 +121,19 @@ def sources_of(
 
 
 def _same(said: Any, value: Any) -> bool:
-    """Return whether a value is what a file or an option gave, before pydantic converted it."""
+    """Return whether a file or an option gave this value, before pydantic converted it."""
     return bool(said == value) or json.dumps(said, default=str) == json.dumps(value, default=str)
 
 
 def follows_data(recipe: Recipe, settings: Settings, root: Path | None = None) -> bool:
-    """Return whether settings are chosen for the data: neither a recipe nor params.yaml say what these are trained
-    with."""
+    """Return whether settings are chosen for the data: no recipe is given, and params.yaml is for another dataset."""
     section = read_yaml((root or project_root()) / "params.yaml").get("dataset")
     given_for = section.get("name") if isinstance(section, Mapping) else None
     return not recipe and settings.dataset.name != folder_name(str(given_for))
 
 
 def choices(recipe: Recipe, settings: Settings, prepared: BaseModel, root: Path | None = None) -> list[Choice]:
-    """Return what is chosen for data that are prepared; nothing unless settings follow them."""
+    """Return the choices for prepared data; none unless settings follow the data."""
     if not follows_data(recipe, settings, root):
         return []
     chosen = choose(prepared.model_dump(mode="json"))
@@ -162,20 +161,20 @@ def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def read_texts(texts: Sequence[str]) -> dict[str, Any]:
-    """Return ``{"section.key": value}`` of texts, whatever the keys are."""
+    """Return ``{"section.key": value}`` of texts with any keys."""
     values = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise UserError(f"--set {cut(text)}: write it as section.key=value, such as --set train.epochs=3")
-        # One sign is a delimiter or the like, even if YAML gives it another meaning.
+        # A single sign is a text, such as a delimiter, even if YAML gives it another meaning.
         is_sign = re.fullmatch(r"[^\w\s~]", value) is not None
         values[key.strip()] = value if is_sign else _read_text(value, f"--set {cut(text)}")
     return values
 
 
 def parse(values: Mapping[str, Any]) -> Settings:
-    """Return ``Settings`` of nested values; a ``UserError`` explains the first one that is wrong."""
+    """Return ``Settings`` of nested values; a ``UserError`` explains the first wrong one."""
     refuse_secrets(values)
     try:
         settings = Settings.model_validate(values)
@@ -189,7 +188,7 @@ def parse(values: Mapping[str, Any]) -> Settings:
 
 def explain(error: ValidationError, values: Mapping[str, Any]) -> str:
     """Return one sentence for the first error: the key, its value, what is allowed, what to do."""
-    # A misspelt key is also missing under its right name.
+    # A misspelt key is also reported as missing under its right name.
     unknown = ("extra_forbidden", "invalid_key")
     first = next((one for one in error.errors() if one["type"] in unknown), error.errors()[0])
     kinds = {kind for section in Settings.model_fields for kind in kinds_of(section)}
@@ -244,10 +243,10 @@ def _unknown_key(parts: Sequence[str], known: Iterable[str], values: Mapping[str
 
 
 def refuse_secrets(values: Mapping[str, Any]) -> None:
-    """Refuse a password: settings are written into records, into MLflow and into reports.
+    """Refuse a password: records, MLflow and reports show settings.
 
     Raises:
-        UserError: names the key, and does not show the value.
+        UserError: names the key, but does not show the value.
     """
     for key, text in _texts(values, ""):
         if holds_secret(key, text):
@@ -283,10 +282,10 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return what a YAML file of sections holds.
+    """Return the sections in a YAML file.
 
     Raises:
-        UserError: it cannot be read, is not YAML, or not a mapping.
+        UserError: it cannot be read, is not YAML, or is not a mapping.
     """
     try:
         text = files.read_text(path, MAX_TEXT + 1)
@@ -305,10 +304,10 @@ def _read_text(text: str, where: str) -> Any:
 
     Args:
         text: the YAML.
-        where: the file or the option that it stands in, for the message.
+        where: the file or option that contains it, for the message.
 
     Raises:
-        UserError: it is too long, or no such YAML.
+        UserError: it is too long, or is not such YAML.
     """
     if len(text) > MAX_TEXT:
         raise UserError(f"{where}: it has {len(text):,} characters, but settings may have at most {MAX_TEXT:,}")
@@ -324,7 +323,7 @@ def _read_text(text: str, where: str) -> Any:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise UserError(f"{where}: not valid YAML{place}: {cut(error.problem or error.context or '')}") from None
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # Of a tag that does not fit.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # From a tag that does not fit.
         raise UserError(f"{where}: not valid YAML ({cut(str(error))})") from None
 
 
@@ -336,9 +335,9 @@ def _with_text_keys(value: Any) -> Any:
 
 
 def _without_other_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return params.yaml without the keys that it leaves null and that only another kind of their section has.
+    """Return params.yaml without keys that are null and belong only to another kind of their section.
 
-    `dvc exp run -S strategy.kind=mirrored` changes that line alone, and `device:` stays behind.
+    `dvc exp run -S strategy.kind=mirrored` changes only that line, so `device:` remains.
     """
     kept = dict(values)
     for name, section in values.items():
@@ -359,10 +358,10 @@ def _read_recipe(recipe: str, root: Path) -> dict[str, Any]:
 
 
 def _overlay(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with ``over`` laid over it, section by section.
+    """Return ``base``, overridden by ``over``, section by section.
 
-    A section whose ``kind`` changes keeps only the keys that the new kind knows, other code starts without options, one
-    batch size takes the other's place, and so does one value of ``ONE_VALUE``: its parts belong together.
+    A section whose ``kind`` changes keeps only the keys of the new kind. Other code starts without options. One batch
+    size replaces the other, and a value of ``ONE_VALUE`` is replaced as a whole.
     """
     merged = dict(base)
     for name, value in over.items():

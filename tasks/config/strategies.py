@@ -1,4 +1,4 @@
-"""Strategies by `strategy.kind`: what each takes, and what it says of itself. tasks/strategies/ builds them."""
+"""The settings and properties of each strategy, by `strategy.kind`; tasks/strategies/ builds them."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from tasks.config.section import MAX_COUNT, Bookkeeping, Course, Devices, Sectio
 
 
 class StrategySection(Section):
-    """What every strategy declares, so that no other code asks for its kind."""
+    """What every strategy declares, so that other code need not know its kind."""
 
     backend: ClassVar[Literal["tensorflow", "jax"]] = "tensorflow"
     loops: ClassVar[tuple[str, ...]] = ("fit", "custom")
@@ -42,7 +42,7 @@ class StrategySection(Section):
 
     @property
     def wanted_devices(self) -> int | list[str] | None:
-        """On JAX: how many devices, or which; None for all there are."""
+        """On JAX: the number of devices, or their names; None for all devices."""
         return None
 
     @property
@@ -140,7 +140,7 @@ class Cluster(StrategySection):
 
     @property
     def gpus_per_worker(self) -> int | None:
-        """GPUs that each worker is to have; None shares those of a machine evenly among its workers."""
+        """The number of GPUs of each worker; None divides a machine's GPUs evenly among its workers."""
         return None
 
 
@@ -186,7 +186,7 @@ class ParameterServer(Cluster):
         return {"chief": 1, "worker": workers, "ps": self.ps}
 
     def num_replicas_of(self, workers: int) -> int:
-        return 1  # A step is one worker's.
+        return 1  # Each worker takes its own steps.
 
 
 class Tpu(StrategySection):
@@ -280,7 +280,7 @@ class ModelParallel(OnJax):
 
     @staticmethod
     def expression_of(rule: str) -> str:
-        """Return the expression that Keras must find in a whole path for a rule to hold for the end of it."""
+        """Return the expression for a whole path, as Keras matches it, that matches a rule at the path's end."""
         return f"(?:.*/)?(?:{rule})"
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The section ``train``: how long, in which steps, by which loop, and what ends it."""
+"""The section ``train``: the loop, the loss, the length, and when to stop."""
 
 from typing import Annotated, Any, Literal, Self
 

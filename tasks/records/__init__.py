@@ -1,4 +1,4 @@
-"""The small frozen records that cross from one stage to the next. Never a tensor, a dataset or a model."""
+"""The small frozen records that stages exchange: never a tensor, a dataset or a model."""
 
 from tasks.records.data import *
 from tasks.records.experiments import *

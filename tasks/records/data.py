@@ -19,7 +19,7 @@ class SourceFile(Record):
 
 
 class DatasetManifest(Record):
-    """What `download` leaves in data/<name>/raw: a TFDS dataset that is complete and whose archives were verified."""
+    """The result of `download` in data/<name>/raw: a complete TFDS dataset with verified archives."""
 
     name: str
     version: str
@@ -54,7 +54,7 @@ class Column(Record):
 
 
 class Feature(Record):
-    """One input of a model: what the array of each split holds, and what was fitted on the training split.
+    """One input of a model: the content of its array in each split, and what was fitted on the training split.
 
     An ``image`` holds pixels: uint8 (height, width, channels). A ``number`` holds k numbers as they are: float32 (k,);
     the model standardises them by ``mean`` and ``deviation``. A ``category`` holds the index of each of k columns'
@@ -118,7 +118,7 @@ class Target(Record):
 
 
 class PreparedSplit(Record):
-    """One split: files of arrays with n rows, which can be memory-mapped."""
+    """One split: files with arrays of n rows, which can be memory-mapped."""
 
     num_examples: int
     features: dict[str, str]
@@ -133,11 +133,11 @@ class PreparedSplit(Record):
     class_counts: tuple[int, ...]
     """The number of examples of each class; empty for a regression."""
     num_missing: dict[str, int] = {}
-    """The number of missing values by column, without the columns that miss none."""
+    """The number of missing values by column, for columns that have any."""
 
 
 def as_input(features: Mapping[str, T]) -> T | dict[str, T]:
-    """Return the input of a Keras model: the feature itself if there is only one, or else all of them by name."""
+    """Return the input of a Keras model: the only feature itself, or several by name."""
     return next(iter(features.values())) if len(features) == 1 else dict(features)
 
 
@@ -149,7 +149,7 @@ class HeldOut(Record):
 
 
 class PreparedDataset(Record):
-    """What `prepare` leaves in data/<name>/prepared/manifest.json."""
+    """The result of `prepare`: data/<name>/prepared/manifest.json."""
 
     name: str
     kind: str
@@ -166,8 +166,8 @@ class PreparedDataset(Record):
     sha256: dict[str, str] = {}
     """The sha256 of each file that belongs to no split: the vocabularies and the metadata."""
     metadata: Annotated[str | None, Field(exclude_if=lambda metadata: metadata is None)] = None
-    """The file with what else is known about each test example: {"kind", "values"} by column. Values are texts for a
-    category, numbers for a number, days since 1970 for a datetime, and null where one is missing."""
+    """The file with the metadata of each test example: {"kind", "values"} by column. Values are texts for a category,
+    numbers for a number, days since 1970 for a datetime, and null if missing."""
     licence: str | None = None
     held_out: HeldOut | None = None
     validation_by_class: Annotated[bool, Field(exclude_if=lambda by_class: not by_class)] = False
@@ -199,20 +199,20 @@ class ColumnStatistics(Record):
     quantiles: tuple[float, ...] = ()
     """For numbers: the smallest, the 99 percentiles, the largest; empty otherwise."""
     counts: dict[str, int] = {}
-    """For classes, categories and words: the most frequent values; "(others)" counts the rest."""
+    """For classes, categories and words: the counts of the most frequent values, and of all "(others)"."""
 
 
 class DataStatistics(Record):
     """The statistics of a data version: data/<name>/report/statistics.json."""
 
     arrays: str
-    """The sha256 of the arrays' digests: the same for the same data."""
+    """The sha256 of the arrays' digests, which identifies the data."""
     splits: dict[str, dict[str, ColumnStatistics]]
     """By split and column: ``class``, ``image brightness``, ``age``."""
 
 
 class Offender(Record):
-    """An example, column or class that a check complains about."""
+    """An example, column or class that a check reports."""
 
     name: str
     """A file of the source, a row, a column or a class."""
@@ -235,7 +235,7 @@ class CheckResult(Record):
     text: str
     num_offenders: int
     offenders: tuple[Offender, ...]
-    """Only the worst, sorted from the worst down."""
+    """The worst ones, the worst first."""
     picture: str | None = None
     """The file next to this record that shows them."""
 

@@ -9,16 +9,16 @@ from tasks.records.runs import RunSummary
 
 
 class Repeat(Record):
-    """One of the trainings that a row of a comparison is made of."""
+    """One training of a row of a comparison."""
 
     run_id: Name
     """Its MLflow run, a child of the comparison's."""
     round: int
-    """Each round trains every row once, so that the rows of a round share the state of the machine."""
+    """Each round trains every row once, so that its rows share the state of the machine."""
     examples_per_second: float | None
     total_seconds: float
     load: float
-    """The processor cores that other programs kept busy meanwhile, on average."""
+    """The average number of processor cores that other programs used meanwhile."""
     peak_memory_bytes: int | None = None
     """The sum of its processes' peak memory."""
     start_up_seconds: float
@@ -27,15 +27,15 @@ class Repeat(Record):
 
 
 class ComparisonRow(Record):
-    """One strategy under one loop: what was measured, or in `reason` why it did not work. Speeds, seconds and bytes are
-    medians of the repeats."""
+    """One strategy under one loop: its figures, or in `reason` why it failed. Speeds, seconds and bytes are medians of
+    the repeats."""
 
     strategy: str
     loop: str | None
     """None for a strategy that no loop supports."""
     reason: str | None = None
     run_id: Name | None = None
-    """Its first MLflow run, a child of the comparison's; None when it was refused before there was one."""
+    """Its first MLflow run, a child of the comparison's; None if it was refused before that."""
     repeats: tuple[Repeat, ...] = ()
     failures: tuple[str, ...] = ()
     """Why later repeats failed."""
@@ -45,7 +45,7 @@ class ComparisonRow(Record):
     metrics: dict[str, float] = {}
     """Of the first training of the row."""
     metric_ranges: dict[str, tuple[float, float]] = {}
-    """The lowest and the highest value of each metric in the rounds, which have a seed each; empty after one round."""
+    """The lowest and the highest value of each metric in the rounds, each with its own seed; empty after one round."""
     intervals: dict[str, tuple[float, float]] = {}
     """The 95% bootstrap interval of each metric that has one, from the first training of the row."""
     differences: dict[str, tuple[float, float]] = {}
@@ -60,10 +60,9 @@ class ComparisonRow(Record):
     total_seconds: float | None = None
     """From the start of the processes to the end of the evaluation."""
     speed_up: float | None = None
-    """The examples/s divided by those of `one_device` under the same loop, or if there is no such row under another
-    loop: the median of the rounds."""
+    """The examples/s divided by those of `one_device`, if possible under the same loop: the median of the rounds."""
     speed_up_range: tuple[float, float] | None = None
-    """The lowest and the highest of the rounds; None after a single round, which shows no spread."""
+    """The lowest and the highest of the rounds; None after a single round."""
     efficiency: float | None = None
     """`speed_up` divided by the number of devices. That is the number of replicas, except under `model_parallel`,
     where a replica has several devices, and `parameter_server`, where each worker takes its own steps."""
@@ -72,7 +71,7 @@ class ComparisonRow(Record):
     setup_seconds: float | None = None
     """From then to the first training step: model, variables, input."""
     start_up_seconds: float | None = None
-    """The sum of both: the median of the rounds."""
+    """The sum of both."""
     tracing_seconds: float | None = None
     """The duration of the first call of the step function."""
     restarts: tuple[str, ...] = ()
@@ -111,18 +110,17 @@ class Comparison(Record):
     """The number of times each row was trained."""
     rows: tuple[ComparisonRow, ...]
     left_out: tuple[str, ...]
-    """Pairs of strategy and loop that do not exist, if the strategy has another row."""
+    """Pairs of strategy and loop that do not exist, for strategies with another row."""
     note: str | None
     """What the figures from this machine cannot show."""
     finding: tuple[str, ...] = ()
-    """The conclusions from the figures, one sentence each."""
+    """The conclusions from the figures."""
     seconds: float
     finished_at: str
 
 
 class ComparisonProgress(Record):
-    """What a running comparison has measured: each training is a row. A comparison that was killed continues from
-    here."""
+    """The trainings that a running comparison has measured, each as a row; after a kill, it continues from here."""
 
     rows: tuple[ComparisonRow, ...]
 
@@ -136,11 +134,7 @@ class Limits(Record):
     """The worst allowed value of the metric by number of epochs."""
 
     def missed(self, values: Sequence[float]) -> int | None:
-        """Return the number of epochs after which a trial ends because its metric is worse; None if it continues.
-
-        Args:
-            values: the metric after each whole epoch.
-        """
+        """Return the number of epochs after which a trial with these values ends; None if it continues."""
         sign = 1 if self.lower_is_better else -1
         for epoch, limit in sorted(self.by_epoch.items()):
             if epoch <= len(values) and sign * values[epoch - 1] > sign * limit:
@@ -152,13 +146,13 @@ class Trial(Record):
     """One training of a sweep."""
 
     pruned_because: ClassVar[str] = "pruned after epoch"
-    """How the reason of a pruned trial starts, also in the status of its run."""
+    """How the reason of a pruned trial begins, also in the status of its run."""
     number: int
     """From 0, in the order in which the trials were suggested."""
     state: Literal["running", "complete", "pruned", "failed"]
-    """`running` also if its process was killed: the same command continues it."""
+    """Also `running` if its process was killed: the same command continues it."""
     params: dict[str, Any]
-    """Its values of the settings in the space."""
+    """Its values of the swept settings."""
     value: float | None = None
     """The sweep's metric; for a pruned trial, its value when the trial ended."""
     values: tuple[float, ...] = ()
@@ -204,19 +198,19 @@ class Sweep(Record):
     best: int | None
     """The number of the best trial; None if no trial finished."""
     importance: dict[str, float] = {}
-    """The share of the differences between the values that each parameter explains; empty for too few trials."""
+    """The share of the variance that each parameter explains; empty for too few trials."""
     best_settings: dict[str, Any] = {}
     """The settings of the final training: the best trial's parameters, and those that train on all examples."""
     final: RunSummary | None = None
-    """The run that trained the best trial's settings on training and validation examples together, evaluated on the
-    test split and judged by the gate; None before that."""
+    """The run that trained these on training and validation examples together, and that the gate judged; None before
+    that."""
     seconds: float
-    """The duration of this command; that of earlier commands, if the sweep was killed, is lost."""
+    """The duration of this command, without earlier ones if the sweep was killed."""
     finished_at: str
 
 
 class Pace(Record):
-    """The time that one device takes for a step, and a training for a checkpoint, on this machine."""
+    """The time of a step on one device, and of a checkpoint, on this machine."""
 
     parameters: int
     """The number of trainable parameters."""

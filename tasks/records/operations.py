@@ -63,7 +63,7 @@ class Job(Record):
     """A run that `stratagem submit` gave to a cluster."""
 
     engine: Name
-    """The file of tasks/operations/submission/ that did it, such as `slurm`."""
+    """The file of tasks/operations/submission/ that submitted it, such as `slurm`."""
     id: str
     """The engine's name for it."""
     place: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class ServiceState(Record):
     since: str
     restarts: int = 0
     last_end: str | None = None
-    """How it ended before its last restart."""
+    """How it ended last."""
     address: str = ""
     log: str = ""
     """Relative to the project's folder."""
@@ -115,7 +115,7 @@ class Operation(Record):
 
 
 class Synced(Record):
-    """A run and what became of its delivery."""
+    """The delivery of a run."""
 
     run_id: str
     name: str
@@ -138,7 +138,7 @@ class Sync(Record):
 
 
 class Link(Record):
-    """A thing in the chain from a source of data to a model: a data version, a commit, a run, a version of a model."""
+    """A part of the chain from a data source to a model: a data version, a commit, a run, a version of a model."""
 
     kind: str
     """Such as `run` or `model version`."""
@@ -146,9 +146,9 @@ class Link(Record):
     """Its id or path."""
     facts: dict[str, str] = {}
     up: tuple["Link", ...] = ()
-    """What it was made of."""
+    """What it was made from."""
     down: tuple["Link", ...] = ()
-    """What was made of it."""
+    """What was made from it."""
 
 
 class Provenance(Record):
@@ -158,7 +158,7 @@ class Provenance(Record):
     """As the user gave it."""
     link: Link
     registry: str | None
-    """Why MLflow's registry did not answer; versions and aliases then come from the runs' records."""
+    """Why MLflow's registry did not answer, so that versions and aliases come from the runs' records."""
 
 
 class NewProject(Record):

@@ -1,4 +1,4 @@
-"""Records: small frozen values, JSON on disk and between processes. Their times are ISO 8601, in UTC, to the second."""
+"""The base of all records, and how to save and load them. Their times are ISO 8601, in UTC, to the second."""
 
 import json
 import time
@@ -12,8 +12,8 @@ from tasks.system import files
 from tasks.system.errors import UserError, shown
 
 FORMAT = 1
-"""The ``format`` number of files that another version of Stratagem may find. It rises when such files must be made
-again; a file with another number, or with none, is rejected."""
+"""The ``format`` number of files that another version of Stratagem may find. It rises when their content changes; a
+file with another number, or with none, is rejected."""
 # Part of a path: an edited record must not lead out of mlruns/, where files are read and removed.
 Name = Annotated[str, Field(pattern=r"^[^./][^/]*$")]
 Place = Annotated[str, Field(pattern=r"^mlruns(/[^./][^/]*)+$")]
@@ -25,7 +25,7 @@ Inside = Annotated[str, Field(pattern=r"^[^./][^/]*(/[^./][^/]*)*$")]
 class Record(BaseModel):
     """A frozen value that is JSON on disk and between processes. Paths in it are relative to the project's folder."""
 
-    # A loss that is not a number is written as "NaN": JSON has no number for it, and null would not be read back.
+    # A loss may be NaN, which JSON cannot express as a number, and null could not be read back as one.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings", defer_build=True)
     remedy: ClassVar[str] = ""
     """What to do about a file of another format. Only records with a remedy carry ``FORMAT``."""
@@ -69,13 +69,7 @@ def load(record_type: type[R], path: Path) -> R:
 
 
 def check_format(found: object, path: Path | str, remedy: str) -> None:
-    """Raise ``UserError`` if a file's format number is not ``FORMAT``.
-
-    Args:
-        found: the file's number; None without one.
-        path: the file.
-        remedy: what the user can do about it.
-    """
+    """Raise ``UserError`` if a file's format number is not ``FORMAT``; the message ends with the remedy."""
     if found != FORMAT:
         number = "no format number" if found is None else f"format {shown(found)}"
         raise UserError(f"{path} has {number}, but this version of Stratagem reads only format {FORMAT}: {remedy}")
@@ -90,10 +84,10 @@ def load_or_none(record_type: type[R], path: Path) -> R | None:
 
 
 def now() -> str:
-    """Return the time now."""
+    """Return the current time."""
     return at(time.time())
 
 
 def at(seconds: float) -> str:
-    """Return the time that is a number of seconds after the beginning of 1970."""
+    """Return the time of a number of seconds since 1970."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

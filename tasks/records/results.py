@@ -23,7 +23,7 @@ class VariablePlacement(Record):
 
 
 class Placement(Record):
-    """Where a strategy really placed each variable of a model. Equal losses cannot show that."""
+    """The devices on which a strategy really placed each variable of a model. Equal losses cannot show that."""
 
     strategy: str
     backend: str
@@ -37,10 +37,10 @@ class Placement(Record):
 
 
 class StepTime(Record):
-    """Where the time of a training step goes, in milliseconds of one step. The parts add up to the step."""
+    """The parts of a training step, in milliseconds; they add up to the step."""
 
     num_steps: int
-    """The number of steps that were traced, after the training so that it is not slowed down."""
+    """The number of traced steps, after the training so that they do not slow it down."""
     compute_ms: float
     collectives_ms: float
     """Sums over replicas, and the wait for replicas that are not ready."""
@@ -80,9 +80,9 @@ class TrainingResult(Record):
     setup_seconds: float
     """From the start of the stage to the first call of the step function: model, variables, input."""
     first_call_seconds: float | None
-    """The first call of the step function, which traces and compiles it; None if no step was left."""
+    """The first call of the step function, which traces and compiles it; None if no step remained."""
     epoch_seconds: tuple[float, ...]
-    """Each whole epoch that this process trained, including validation but not its last checkpoint."""
+    """The duration of each whole epoch of this process, including validation but not its last checkpoint."""
     history: dict[str, tuple[float, ...]]
     """Metrics by name (`train/loss`, `validation/accuracy`, `train/learning_rate`), one value per whole epoch."""
     stopped_early: bool
@@ -95,13 +95,13 @@ class TrainingResult(Record):
     """The sha256 over the sorted weights of the final model."""
     best_weights_digest: str
     restarts: tuple[str, ...] = ()
-    """Why processes of the cluster were restarted, one sentence each time."""
+    """Why processes of the cluster restarted, one sentence each time."""
     nonfinite_steps: tuple[int, ...] = ()
     """Steps at which the loss was not finite and the training went back to a checkpoint."""
     step_time: StepTime | None = None
     """Measured on `train.traced_steps` steps after the last one."""
     traced_seconds: float = 0.0
-    """How long that measurement took; it is not part of the training's time."""
+    """The duration of that measurement, which is not part of the training's time."""
 
     @property
     def curves(self) -> dict[str, dict[str, tuple[float, ...]]]:
@@ -122,7 +122,7 @@ class ClassMetrics(Record):
 
 
 class ColumnImportance(Record):
-    """How much worse a metric gets on the test split where the values of one column are shuffled among the rows."""
+    """How much worse a metric gets on the test split if the values of one column are shuffled among the rows."""
 
     column: str
     metric: str
@@ -147,7 +147,7 @@ class EvaluationResult(Record):
     JAX, some are on more than one device."""
     metrics: dict[str, float]
     lower_is_better: tuple[str, ...]
-    """The metrics of which a lower value is better; for the user's own metrics, their code says so."""
+    """The metrics whose lower values are better; the code of the user's own metrics says so."""
     classes: tuple[ClassMetrics, ...]
     """The metrics of each class or label; empty for a regression."""
     confusion_matrix: tuple[tuple[int, ...], ...]
@@ -172,13 +172,13 @@ class Judgement(Record):
     reason: str
     """One sentence, with the figures."""
     forced: bool = False
-    """Whether it moved because a person said so, whatever the evidence."""
+    """Whether a person moved it without evidence."""
     against: str | None = None
     """The version that was the champion."""
     scored_again: bool = False
-    """Whether the champion was evaluated again, because its evaluation was on other test rows."""
+    """Whether the champion was evaluated again, because its evaluation had other test rows."""
     metric: str | None = None
-    """The metric that was compared, `register.metric`; None, as the figures below, if nothing could be compared."""
+    """The compared metric, `register.metric`; None, like the figures below, if nothing could be compared."""
     candidate: float | None = None
     champion: float | None = None
     difference: float | None = None
@@ -189,7 +189,7 @@ class Judgement(Record):
     p_value: float | None = None
     """The probability of so large a difference if the candidate is not better."""
     num_examples: int | None = None
-    """The number of test rows on which both were measured."""
+    """The number of test rows that both were evaluated on."""
 
     @property
     def told(self) -> str:
@@ -199,7 +199,7 @@ class Judgement(Record):
 
 
 REGISTER_LATER = "`stratagem runs sync` registers it"
-"""How the reason of a model without a version ends if its registration only has to be repeated."""
+"""The end of the reason of a model without a version if only its registration must be repeated."""
 
 
 class RegisteredModel(Record):
@@ -218,21 +218,21 @@ class RegisteredModel(Record):
 
     @property
     def waits(self) -> bool:
-        """Whether the server did not answer: the next `stratagem runs sync` registers the model."""
+        """Whether the next `stratagem runs sync` registers the model, because the server did not answer."""
         return self.model_version is None and REGISTER_LATER in (self.reason or "")
 
 
 class RolledBack(Record):
-    """The result of `rollback`: the alias `champion` is back on an earlier version."""
+    """The result of `rollback`, which moves the alias `champion` back to an earlier version."""
 
     model_name: str
     before: str | None
-    """The version that had the alias; None if no version had it."""
+    """The version that had the alias, if any."""
     now: str
     missing: tuple[str, ...] = ()
     """Versions in between that no longer exist."""
     loaded_back: str
-    """One sentence: how the version was checked before it got the alias."""
+    """One sentence on how the version was checked before it got the alias."""
 
 
 class ModelVersion(Record):
@@ -242,12 +242,12 @@ class ModelVersion(Record):
     version: str
     aliases: tuple[str, ...]
     run_id: str | None
-    """The run in mlruns/ that it was made from, or else MLflow's run; None if the version names no run."""
+    """Its run in mlruns/, or else in MLflow; None if the version names no run."""
     tags: dict[str, str]
 
 
 class TensorShape(Record):
-    """An input or output of a model; None is a dimension of any size, such as the batch."""
+    """An input or output of a model; a dimension of any size, such as the batch, is None."""
 
     name: str | None = Field(default=None, exclude_if=lambda value: value is None)
     shape: tuple[int | None, ...]
@@ -261,27 +261,25 @@ class ExportedModel(Record):
     run_id: Name
     dataset: str
     checkpoint: str
-    """The checkpoint whose weights it has."""
+    """The checkpoint with its weights."""
     model_digest: str
-    """The digest of its weights, layers and the user's code for them; the MLflow version has it as a tag."""
+    """The digest of its weights, layers and the user's code for them; a tag of the MLflow version."""
     weights_digest: str
     data_version: str | None
-    """The version of the data that it was trained on."""
     git_commit: str | None
-    """The commit at which it was trained."""
     inputs: tuple[TensorShape, ...]
     outputs: tuple[TensorShape, ...]
     num_examples: int
-    """The number of test examples on which Keras and the files were compared."""
+    """The number of test examples for which Keras and the files were compared."""
     max_difference: float
     """The largest difference between their outputs; for a regression, in standard deviations of its target."""
     metrics: dict[str, float] | None = Field(default=None, exclude_if=lambda value: value is None)
     """The metrics of the files on those examples, if the format rounds the weights; ``keras_metrics`` are Keras'."""
     keras_metrics: dict[str, float] | None = Field(default=None, exclude_if=lambda value: value is None)
     files: dict[str, str]
-    """The sha256 of each file, by its path relative to the folder of this file."""
+    """The sha256 of each file, by its path in the folder of this file."""
     folder: str | None = Field(default=None, exclude_if=lambda value: value is None)
-    """That folder; the file itself does not hold it, as it may be copied elsewhere."""
+    """That folder; it is not in the file, which may be copied elsewhere."""
 
 
 class PredictionRequest(Record):
@@ -314,7 +312,7 @@ class Predicted(Record):
     model: str
     num_examples: int
     num_failed: int
-    """The number of examples that have an error instead of a prediction."""
+    """The number of examples with an error instead of a prediction."""
     counts: dict[str, int]
     """The number of examples predicted as each class; empty for a regression."""
     first: tuple[dict[str, Any], ...]

@@ -1,4 +1,4 @@
-"""Records of a run: its origin, the process that leads it, how it ended, its results; and lists of runs."""
+"""Records of a run: its origin, the process that trains it, how it ended, its results; and lists of runs."""
 
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +21,7 @@ class Lineage(Record):
 
 
 class Changed(Record):
-    """Something that differs from a step on, because a command resumed the training with it."""
+    """A difference from a step on, because a command resumed the training with another value."""
 
     step: int
     """The last step before the change."""
@@ -31,7 +31,7 @@ class Changed(Record):
     before: Any
     now: Any
     affects: Literal["result", "speed"]
-    """``speed`` changes at most the last bits of the result."""
+    """``speed`` affects at most the last bits of the result."""
 
     @property
     def values(self) -> str:
@@ -50,8 +50,7 @@ class CodeMeanings(Record):
 
 
 class Run(Record):
-    """A run with an MLflow run and a folder mlruns/runs/<run_id>. The format number of its file covers all files in
-    that folder."""
+    """A run, with an MLflow run and a folder mlruns/runs/<run_id>; its format number covers all files there."""
 
     remedy: ClassVar[str] = "start the run again with --fresh, or remove its folder"
     run_id: Name
@@ -60,20 +59,20 @@ class Run(Record):
     folder: Place
     lineage: Lineage
     settings: dict[str, Any]
-    """The settings it was started with, nested as in params.yaml; later stages read them from here."""
+    """The settings at its start, nested as in params.yaml; later stages read them from here."""
     flow_run_id: str | None = None
     parent_run_id: Name | None = None
     """The comparison or sweep that it belongs to."""
     number: int = 0
-    """Rises with each run that is started or resumed in this project, whatever the clock says."""
+    """Rises with each run that is started or resumed in this project, independently of the clock."""
     start_time: int = 0
     """In milliseconds since 1970."""
     key: Literal[""] | Name = ""
-    """The key of the lock that its process holds, see ``locks.lock``."""
+    """The key of its process' lock, see ``locks.lock``."""
     host: str = ""
     """The host of that process."""
     boot: str = ""
-    """That machine since its last boot; see ``locks.boot_id``."""
+    """The id of that machine's boot, see ``locks.boot_id``."""
     project: str = ""
     """The project in which it was last started or resumed, see ``locks.project_id``."""
     store: str = ""
@@ -81,7 +80,7 @@ class Run(Record):
     environment: dict[str, str] = {}
     """The environment in which it was started or resumed, see ``machine.surroundings``."""
     changed: tuple[Changed, ...] = ()
-    """What differs from its start, in the order of the resumes."""
+    """Differences from its start, in the order of the resumes."""
 
     @property
     def dataset(self) -> str:
@@ -120,7 +119,7 @@ class Holder(Record):
     pid: int
     host: str
     boot: str = ""
-    """The machine since its last boot; see ``locks.boot_id``."""
+    """The id of the machine's boot, see ``locks.boot_id``."""
     since: str
     what: str
     run_id: Name | None = None
@@ -128,7 +127,7 @@ class Holder(Record):
 
 
 class Ended(Record):
-    """Something that a process left open when it died and another process ended."""
+    """Something that a dead process left unfinished and another process ended."""
 
     what: str
     """Such as `MLflow run 0123abcd`."""
@@ -187,13 +186,13 @@ class RunSummary(Lineage):
 
 
 class Copy(Record):
-    """What a run's remote holds; written after everything that it names."""
+    """The content of a run's remote; written after everything that it names."""
 
     project: str
     """The project (``locks.project_id``) that trains the run; only this project may write there."""
     host: str
     at: str
-    """When it was written."""
+    """The time of writing."""
     texts: dict[Inside, str]
     """The run's records and other small files, by their paths in its folder."""
     files: dict[Inside, str]
@@ -210,11 +209,11 @@ class MetricPair(Record):
     difference: float | None = None
     """The second value minus the first."""
     difference_interval: tuple[float, float] | None = None
-    """The difference on the same test rows; None if the runs have different test rows, or it is unknown."""
+    """On the same test rows; None if the runs have different test rows, or it is unknown."""
 
 
 class Change(Record):
-    """Something that differs today from when a run was trained."""
+    """A difference between today and the training of a run."""
 
     kind: Literal["code", "settings", "data", "environment", "machine"]
     what: str
@@ -232,7 +231,7 @@ class Reproduction(Record):
     """The run to reproduce."""
     changes: tuple[Change, ...]
     reproduced_by: Name | None = None
-    """The run that was trained to reproduce it; None if none was."""
+    """The run that was trained to reproduce it, if any."""
     same: bool | None = None
     """Whether the results are the same; None if nothing was trained."""
     reason: str
@@ -269,7 +268,7 @@ class RunLine(Record):
 
 
 class RunProgress(Record):
-    """How far a running training is."""
+    """The progress of a running training."""
 
     run_id: str
     name: str
@@ -282,7 +281,7 @@ class RunProgress(Record):
 
 
 class RecentRuns(Record):
-    """What `stratagem status` shows about runs."""
+    """The runs in `stratagem status`."""
 
     running: tuple[RunProgress, ...]
     latest: RunLine | None
@@ -290,7 +289,7 @@ class RecentRuns(Record):
     failed: dict[str, str]
     """Why runs of the last 24 hours failed, by name."""
     stopped: dict[str, str]
-    """Why runs of the last 24 hours ended early although nothing failed: cancelled, interrupted or killed."""
+    """Why runs of the last 24 hours were cancelled, interrupted or killed, by name."""
 
 
 class RunList(Record):
@@ -347,7 +346,7 @@ class Pruning(Record):
 
     dry_run: bool
     pruned: tuple[RunLine, ...]
-    """With the bytes that were removed, or would be."""
+    """With the number of removed bytes."""
     bytes: int
     """The sum of these."""
     left: dict[str, str]

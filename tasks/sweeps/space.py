@@ -77,9 +77,8 @@ class Range(Part):
         return {key: value for key, value in dump(self).items() if key in self.model_fields_set}
 
 
-Choices = Annotated[list[Any], Field(min_length=2)]
 Parameter = Annotated[
-    Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")],
+    Annotated[Range, Tag("range")] | Annotated[list[Any], Field(min_length=2), Tag("choices")],
     Discriminator(lambda given: "choices" if isinstance(given, list) else "range"),
 ]
 
@@ -175,7 +174,7 @@ class Space:
         """
         first = next(self.corners())
         base = self._load(first)
-        # Members that another program has started wait for a single training.
+        # Processes that another program started wait for a single training.
         if engines.is_foreign(base.strategy.cluster):
             raise UserError(
                 f"{self.path}: a sweep starts its processes itself, but another program started this cluster: add "
@@ -201,7 +200,6 @@ class Space:
                 f"{self.path}: metric = '{self.metric}' is your own metric: set `direction: lower` or "
                 "`direction: higher`"
             )
-        self.settings(first)
         for key in OF_THE_LOSS:
             if key in self.parameters and self.metric == "validation/loss":
                 raise UserError(
@@ -300,11 +298,7 @@ def distribution(parameter: Parameter) -> BaseDistribution:
 
 
 def _refuse_key(path: Path, key: str, file: SpaceFile) -> None:
-    """Refuse a key that is unknown, given twice, or may not be swept.
-
-    Raises:
-        UserError: gives the reason.
-    """
+    """Refuse a key that is unknown, given twice, or may not be swept."""
     marks = config.marks_of(config.Settings)
     known = key in marks or f"{key.partition('.options.')[0]}.options" in marks
     for name, why in NOT_SWEPT.items():

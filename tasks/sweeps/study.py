@@ -18,8 +18,7 @@ training ends at the end of an epoch, in any process.
 import contextlib
 import hashlib
 import json
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -89,9 +88,7 @@ def next_params(space: Space, known: Sequence[Trial], first: int) -> dict[str, A
     ]
     own = int.from_bytes(hashlib.sha256(f"{space.file.seed} {len(known)}".encode()).digest()[:4], "big")
     sampler = TPESampler(seed=own, n_startup_trials=RANDOM_TRIALS, constant_liar=True, multivariate=True)
-    with _quiet():
-        asked = _study(space, seen, sampler).ask(space.distributions)
-    return _decode(space, asked.params)
+    return _decode(space, _study(space, seen, sampler).ask(space.distributions).params)
 
 
 def rungs(pruner: Halving, epochs: int) -> list[int]:
@@ -106,12 +103,12 @@ def rungs(pruner: Halving, epochs: int) -> list[int]:
 def limits(space: Space, trial: Trial, before: Sequence[Trial]) -> Limits:
     """Return the limits that a trial must reach, from the trials of earlier batches.
 
-    The trial's number determines the first rung of its bracket: trial 0 starts at the first rung, trial 1 at the
-    second, and so on in turn, so that some trials with a slow start continue.
+    Trial 0 is compared from the first rung on, trial 1 from the second, and so on in turn, so that some trials with a
+    slow start continue.
     """
     found, pruner, lower = {}, space.pruner, space.lower_is_better
     judged_at = []
-    with contextlib.suppress(UserError):  # Of wrong settings: the trial itself says so.
+    with contextlib.suppress(UserError):  # Of wrong settings: the trial then fails with this message.
         judged_at = rungs(pruner, space.settings(trial.params).train.epochs) if pruner is not None else []
     earlier = [one.values for one in before if one.same_as is None]
     for epoch in judged_at[trial.number % len(judged_at) :] if judged_at else []:
@@ -127,10 +124,10 @@ class Trials:
     def __init__(self, folder: Path, space: Space) -> None:
         """
         Raises:
-            UserError: the database is damaged, or has another version of Optuna.
+            UserError: the database is damaged, or another version of Optuna wrote it.
         """
         self._space, path = space, folder / FILE
-        try:  # A process that is killed in the middle leaves a database that the next one completes.
+        try:  # A killed process leaves an incomplete database, which the next process completes.
             self._storage = RDBStorage(f"sqlite:///{path}")
             self._study = optuna.create_study(
                 storage=self._storage, study_name=STUDY, direction=_direction(space), load_if_exists=True
@@ -176,8 +173,7 @@ def importance(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
     whole = [one for one in trials if one.state == "complete" and one.same_as is None and one.value is not None]
     if len(whole) < LEAST_FOR_IMPORTANCE or len({one.value for one in whole}) < 2:
         return {}
-    with _quiet():
-        found = get_param_importances(_study(space, whole), evaluator=FanovaImportanceEvaluator(seed=0))
+    found = get_param_importances(_study(space, whole), evaluator=FanovaImportanceEvaluator(seed=0))
     return {name: float(share) for name, share in found.items()}
 
 
@@ -188,7 +184,6 @@ def _study(space: Space, trials: Sequence[Trial], sampler: TPESampler | None = N
 
 
 def _frozen(space: Space, trial: Trial) -> FrozenTrial:
-    """Return a trial as an Optuna trial."""
     return create_trial(
         state=STATES[trial.state],
         value=trial.value if trial.state in ("complete", "pruned") else None,
@@ -210,14 +205,6 @@ def _decode(space: Space, params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _direction(space: Space) -> Literal["minimize", "maximize"]:
     return "minimize" if space.lower_is_better else "maximize"
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence Optuna's warning about experimental arguments: its version is locked, and a test checks suggestions."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        yield
 
 
 def plan_of(space: Space, parallel: int) -> SweepPlan:
