@@ -1,4 +1,4 @@
-"""Lists, shows, compares and removes the folders in data/, pushes them to DVC's remote and pulls them."""
+"""Lists, shows, compares, removes, pushes and pulls the datasets in data/."""
 
 import hashlib
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def _check_known(name: str) -> None:
 
 
 def remove(name: str) -> list[str]:
-    """Remove a dataset's folder, but not the user's own files in it; return these, relative to the project.
+    """Remove a dataset's folder except the user's own files in it; return these, relative to the project.
 
     Raises:
         UserError: the dataset does not exist, or a run uses it.
@@ -107,7 +107,7 @@ def pull(name: str | None) -> dict[str, PreparedDataset]:
 
 
 def diff(first: str, second: str) -> DataDifference:
-    """Return the differences between two datasets: NAME is the current one, NAME@COMMIT the one of a commit.
+    """Return the differences between two datasets: NAME is the current state, NAME@COMMIT that in a commit.
 
     Raises:
         UserError: a dataset or commit does not exist, or DVC's cache lacks its data.
@@ -121,11 +121,7 @@ def diff(first: str, second: str) -> DataDifference:
 
 
 def _load_at(name: str, commit: str) -> PreparedDataset:
-    """Return the manifest of a commit's dataset from DVC's cache.
-
-    Raises:
-        UserError: the commit does not exist or has no such dataset, or the cache lacks it.
-    """
+    """Return the manifest of a commit's dataset from DVC's cache."""
     root = config.project_root()
     path = f"data/{name}/dvc.lock"
     lock = repository.file_at(commit, path, root)
@@ -144,11 +140,7 @@ def _load_at(name: str, commit: str) -> PreparedDataset:
 
 
 def compare(first: PreparedDataset, second: PreparedDataset, names: tuple[str, str]) -> DataDifference:
-    """Return the differences between two prepared datasets.
-
-    Args:
-        names: how to name them, such as ``photos@HEAD~1``.
-    """
+    """Return the differences between two prepared datasets with these names, such as ``photos@HEAD~1``."""
     of_first, of_second = dict(_facts(first)), dict(_facts(second))
     rows = {what: (of_first.get(what), of_second.get(what)) for what in of_first | of_second}
     return DataDifference(

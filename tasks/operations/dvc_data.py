@@ -35,7 +35,7 @@ def prepare_data(settings: config.Settings, stage: str = "prepare", force: bool 
 
 
 def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDataset:
-    """Create the folder data/<name> of a dataset and prepare it; remove the folder again if that fails.
+    """Create the folder data/<name> and prepare the dataset; remove the folder again if that fails.
 
     Args:
         source: the user's file or folder, a TFDS dataset (NAME, NAME/CONFIG, NAME:VERSION or NAME/CONFIG:VERSION), or
@@ -48,13 +48,12 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDat
     """
     described, guessed = describe(source, name, values)
     if isinstance(described, config.Settings):
-        with _hinting_at_own_data(source):
-            _ask_tfds(described.dataset)
+        check_source(described.dataset, source)
         return prepare_data(described) or load_prepared(described.dataset.name)
     root, name = config.project_root(), described.name
     made = dataset_folder.add_local(described, root)
     prepared = _bring_up_to_date(name, made, root) or load_prepared(name)
-    # Only now: refused data leave no folder with these guesses.
+    # Only now, because refused data leave no folder with these guesses.
     for line in guessed:
         print(printable(line, keep="\n"), file=sys.stderr)
     return prepared
@@ -63,9 +62,8 @@ def add(source: str, name: str | None, values: Mapping[str, Any]) -> PreparedDat
 def describe(
     source: str, name: str | None, values: Mapping[str, Any]
 ) -> tuple[config.LocalDescription | config.Settings, list[str]]:
-    """Return the description that ``add`` would write to data/<name>/params.yaml, or settings for a TFDS dataset.
-
-    Also return lines for the user about guesses for a table.
+    """Return the description that ``add`` writes to data/<name>/params.yaml, or settings for a TFDS dataset; and lines
+    for the user about guesses.
 
     Raises:
         UserError: the source does not exist, a value is not allowed, or the name cannot name a folder.
@@ -120,7 +118,7 @@ def _bring_up_to_date(
         dataset_folder.note_reader(folder)
         if not force and data_state.is_known(root, name):
             return load_prepared(name) if stage == "prepare" else None
-        from tasks.process import dvc  # Most runs find their data up to date.
+        from tasks.process import dvc  # Only now, because most runs find their data up to date.
 
         for source in dataset_folder.sources_of(name, root):
             source_files.refuse_unreadable(source, root)
@@ -141,7 +139,7 @@ def _without_source(name: str, source: str, force: bool) -> PreparedDataset:
     """Return the prepared data of a missing source, such as data that `dvc pull` fetched.
 
     Raises:
-        UserError: the prepared data are missing, too, or must be prepared again, such as after an edit of params.yaml.
+        UserError: the prepared data are missing, too, or must be prepared again.
     """
     if force or lineage.data_version(name) is None:
         raise UserError(
@@ -175,7 +173,7 @@ def load_prepared(name: str) -> PreparedDataset:
 
 
 def load_up_to_date(name: str) -> PreparedDataset | None:
-    """Return the record of a prepared dataset; None if a run would prepare it first. Change nothing."""
+    """Return the record of a prepared dataset, or None if a run would prepare it first; change nothing."""
     root = config.project_root()
     try:
         prepared = load_prepared(name)
@@ -197,26 +195,20 @@ def load_up_to_date(name: str) -> PreparedDataset | None:
 def choose_settings(
     recipe: config.Recipe, overrides: Sequence[str] | Mapping[str, Any], prepared: PreparedDataset
 ) -> config.Settings:
-    """Return the settings of a training on prepared data; print which of them were chosen for the data, and why.
-
-    Args:
-        recipe: see ``config.load``.
-        overrides: see ``config.load``.
-        prepared: the up-to-date data of this run.
-    """
+    """Return the settings of a training on prepared data; print which of them were chosen for the data, and why."""
     settings = config.load(recipe, overrides, prepared=prepared)
     tell_choices(recipe, settings, prepared)
     return settings
 
 
 def load(recipe: config.Recipe, overrides: Sequence[str]) -> tuple[config.Settings, PreparedDataset]:
-    """Return the settings of a training on data that are prepared already, and the data; see ``choose_settings``."""
+    """Return the settings of a training on prepared data, and the data; see ``choose_settings``."""
     prepared = load_prepared(config.load(recipe, overrides).dataset.name)
     return choose_settings(recipe, overrides, prepared), prepared
 
 
 def settle(recipe: config.Recipe, overrides: Sequence[str]) -> config.Settings:
-    """Return the settings of a training on the current data, which another machine starts later.
+    """Return the settings of a training that another machine starts later.
 
     Raises:
         UserError: the settings depend on data that a run would prepare first.
@@ -242,19 +234,27 @@ def tell_choices(recipe: config.Recipe, settings: config.Settings, prepared: Pre
         print(f"chosen for {prepared.name}: {choice.reason}{but}", file=sys.stderr)
 
 
-def check_source(dataset: config.Dataset) -> None:
-    """Refuse a dataset that is not in data/ and cannot be fetched, before a run starts anything.
+def check_source(dataset: config.Dataset, source: str | None = None) -> None:
+    """Refuse a dataset that is neither in data/ nor in TFDS, before a run starts anything.
+
+    Args:
+        dataset: what a run trains on.
+        source: the SOURCE of `data add`, for the message.
 
     Raises:
         UserError: the dataset does not exist, or there is no network.
     """
-    with _hinting_at_own_data():
-        _ask_tfds(dataset)
+    root = config.project_root()
+    fetched = root / "data" / dataset.name / "raw" / "manifest.json"
+    built_in = config.split_folder_name(dataset.name)[0] in config.names_of("data/builders")
+    if not (dataset_folder.sources_of(dataset.name, root) or built_in or fetched.exists()):
+        with _hinting_at_own_data(source):
+            stages.check_source(dataset=dataset)
 
 
 @contextlib.contextmanager
 def _hinting_at_own_data(source: str | None = None) -> Iterator[None]:
-    """Add to TFDS' error about an unknown dataset how to add the user's own data, or that no file is called SOURCE."""
+    """Extend TFDS' error about an unknown dataset: how to add the user's own data, or that SOURCE is no file either."""
     try:
         yield
     except UserError as error:
@@ -265,18 +265,3 @@ def _hinting_at_own_data(source: str | None = None) -> Iterator[None]:
         names = dataset_folder.names(config.project_root())
         known = f"; or one in data/ ({listed(names)})" if names else ""
         raise UserError(f"{error}{known}. `stratagem data add SOURCE` adds your own data to data/") from None
-
-
-def _ask_tfds(dataset: config.Dataset) -> None:
-    """Refuse a dataset that is neither in data/ nor in TFDS.
-
-    Raises:
-        UserError: the dataset does not exist, or there is no network.
-    """
-    root = config.project_root()
-    fetched = root / "data" / dataset.name / "raw" / "manifest.json"
-    if dataset_folder.sources_of(dataset.name, root):
-        return
-    if config.split_folder_name(dataset.name)[0] in config.names_of("data/builders") or fetched.exists():
-        return
-    stages.check_source(dataset=dataset)

@@ -33,7 +33,15 @@ def make_data(stage: str, name: str) -> None:
         set_who_logs() if described.is_local else import_quietly("tasks.data.kinds.tfds")
         from tasks.prepare import prepare
 
-        _print_prepared(prepare(described))
+        prepared = prepare(described)
+        sizes = {split: part.num_examples for split, part in prepared.splits.items()}
+        print(f"prepared {prepared.name} {prepared.version}: {_counts(sizes)}", file=sys.stderr)
+        if held := prepared.held_out:
+            print(
+                f"it has no test split: {held.num_examples:,} of its training examples, drawn with seed {held.seed}, "
+                "become the test split",
+                file=sys.stderr,
+            )
         return
     overrides = [
         f"dataset.{key}={json.dumps(value)}"
@@ -47,17 +55,6 @@ def make_data(stage: str, name: str) -> None:
 
     manifest = download(dataset)
     print(f"downloaded {manifest.name} {manifest.version}: {_counts(manifest.num_examples)}", file=sys.stderr)
-
-
-def _print_prepared(prepared: records.PreparedDataset) -> None:
-    sizes = {split: part.num_examples for split, part in prepared.splits.items()}
-    print(f"prepared {prepared.name} {prepared.version}: {_counts(sizes)}", file=sys.stderr)
-    if held := prepared.held_out:
-        print(
-            f"it has no test split: {held.num_examples:,} of its training examples, drawn with seed {held.seed}, "
-            "become the test split",
-            file=sys.stderr,
-        )
 
 
 def _counts(splits: dict[str, int]) -> str:
@@ -81,32 +78,26 @@ def run_evaluate(recipe: str | None, overrides: Sequence[str]) -> None:
     """Evaluate the model of the stage `train`; write the record, tables and pictures."""
     root = config.project_root()
     settings, prepared = dvc_data.load(recipe, overrides)
-    training = records.load(TrainingResult, root / "metrics" / "training.json")
-    with runs_of_the_project(root):
-        _evaluate(settings, prepared, training, root)
-
-
-def _evaluate(
-    settings: config.Settings, prepared: records.PreparedDataset, training: TrainingResult, root: Path
-) -> None:
     folder = root / "metrics"
-    run = entries.find_run(training.run_id)
-    outcome.refuse_pruned(run)
-    evaluation = client.evaluate(settings, prepared, training, run)
+    training = records.load(TrainingResult, folder / "training.json")
+    with runs_of_the_project(root):
+        run = entries.find_run(training.run_id)
+        outcome.refuse_pruned(run)
+        evaluation = client.evaluate(settings, prepared, training, run)
+        drawn = "confusion_matrix.png" if evaluation.confusion_matrix else "predictions.png"
+        for picture, name in ((drawn, "predictions.png"), ("learning_curve.png", "learning_curve.png")):
+            shutil.copyfile(root / run.folder / "report" / picture, folder / name)
     records.save(evaluation, folder / "evaluation.json")
     metrics_table(evaluation, folder / "test.json")
     predictions_table(evaluation, folder / "predictions.csv")
-    drawn = "confusion_matrix.png" if evaluation.confusion_matrix else "predictions.png"
-    for picture, name in ((drawn, "predictions.png"), ("learning_curve.png", "learning_curve.png")):
-        shutil.copyfile(root / run.folder / "report" / picture, folder / name)
 
 
 @contextlib.contextmanager
 def runs_of_the_project(root: Path) -> Iterator[None]:
     """Within the block, use the project's mlruns/ even if DVC works in a copy of the project.
 
-    `dvc exp run --temp` and the workers of DVC's queue copy the project to .dvc/tmp/exps/, and remove the copy at the
-    end. The run's checkpoints and models, and the MLflow store that lists them, would be removed with it.
+    `dvc exp run --temp` and the workers of DVC's queue copy the project to .dvc/tmp/exps/, and finally remove the copy,
+    with the checkpoints, models and MLflow store in it.
     """
     project = next((copy.parents[3] for copy in (root, *root.parents) if copy.parts[-4:-1] == COPIES), None)
     if project is None or not (project / "params.yaml").is_file() or (root / "mlruns").is_symlink():

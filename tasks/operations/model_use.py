@@ -1,4 +1,4 @@
-"""Predictions with a trained model: checks the request, and has a child process compute or serve."""
+"""Predictions with a trained model: checks the request, and starts a child process that computes or serves."""
 
 import contextlib
 import os
@@ -48,7 +48,8 @@ def predict(
     _check_output(output, force)
     chosen = _format_of(output, format)
     inputs = _check_inputs(inputs)
-    _check_encoding(encoding)
+    if not files.is_encoding(encoding):
+        raise UserError(f"--encoding {errors.cut(encoding)}: no such encoding. Allowed: utf-8, latin-1, ...")
     trained_models.check_reference(model)
     with contextlib.ExitStack() as stack:
         partial = None if output is None else stack.enter_context(files.replacing(output.absolute()))
@@ -125,7 +126,7 @@ def _check_output(output: Path | None, force: bool) -> None:
         raise UserError(f"{named} is a folder: choose a file, such as {output / 'predictions.csv'}")
     if not os.path.isdir(folder):
         raise UserError(f"{named}: the folder {errors.cut(str(output.parent))} does not exist: create it first")
-    if os.path.exists(place) and not os.path.isfile(place):  # --force would put a file in the place of /dev/null.
+    if os.path.exists(place) and not os.path.isfile(place):  # --force would replace /dev/null by a file.
         raise UserError(f"{named} is not a file: choose one, or use --format jsonl or csv for standard output")
     if os.path.lexists(place) and not force:
         raise UserError(f"{named} exists already: choose another file, or add --force to replace it")
@@ -141,8 +142,3 @@ def _check_inputs(inputs: Sequence[str]) -> Sequence[str]:
         if name != "-" and not os.path.exists(name):
             raise UserError(f"{named}: no such file or folder")
     return inputs
-
-
-def _check_encoding(encoding: str) -> None:
-    if not files.is_encoding(encoding):
-        raise UserError(f"--encoding {errors.cut(encoding)}: no such encoding. Allowed: utf-8, latin-1, ...")

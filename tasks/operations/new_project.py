@@ -27,7 +27,6 @@ __pycache__/
 # Of plain DVC, in the folder where it runs, as long as .dvc/config.local names no other.
 .dvc_site/
 """
-# As in a checkout.
 DVC = {
     ".dvc/config": "[core]\n    analytics = false\n    autostage = false\n    site_cache_dir = .dvc_site\n",
     ".dvc/.gitignore": "/config.local\n/tmp\n/cache\n/site\n",
@@ -37,7 +36,7 @@ DVC = {
     ),
 }
 ONLY_IN_A_CHECKOUT = ("      - requirements.lock\n", "      - tasks\n")
-"""Dependencies of the stages that only a checkout's dvc.yaml has."""
+"""Dependencies of the stages that only exist in a checkout."""
 
 
 def make(folder: Path, git: bool | None = None, only_look: bool = False) -> NewProject:
@@ -46,7 +45,7 @@ def make(folder: Path, git: bool | None = None, only_look: bool = False) -> NewP
     Args:
         folder: the project's folder, new or existing.
         git: also create a git repository; None creates one unless the folder is in a repository.
-        only_look: return what would be created, and leave nothing behind.
+        only_look: only return what would be created.
 
     Raises:
         UserError: the folder is in a project, is a file, has files of the same names, or cannot be written.

@@ -1,5 +1,4 @@
-"""The steps of a run: plan, start or resume, train, join a cluster; and commands that use MLflow, which only a child
-process imports."""
+"""The steps of a run: plan, start or resume, train, join a cluster; and commands that need MLflow."""
 
 import contextlib
 import os
@@ -27,17 +26,17 @@ class Resumption:
     """Which run to resume, if any; by default the newest unfinished one that matches."""
 
     run: str | None = None
-    """An id, or ``latest`` on the dataset; None is the newest run with the same settings, data and code, if that is
+    """An id, or ``latest`` on the dataset; None is the newest run with the same settings, data and code, if it is
     unfinished."""
     allow_changes: bool = False
-    """Resume ``run`` even if changed settings or data make it another training."""
+    """Resume ``run`` even if settings or data have changed so that it is another training."""
     fresh: bool = False
     """Start a new run."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run does once its data are prepared: `--dry-run` prints it."""
+    """What a run does on prepared data; `--dry-run` prints it."""
 
     settings: config.Settings
     prepared: PreparedDataset
@@ -47,13 +46,13 @@ class RunPlan:
     note: str | None = None
     """A remark for the user about that choice."""
     unchanged: RunSummary | None = None
-    """With `--if-changed`: a finished run with the same data, settings and code, which makes a training needless."""
+    """With `--if-changed`: a finished run with the same data, settings and code, so that nothing is trained."""
 
 
 def plan(
     settings: config.Settings, prepared: PreparedDataset, resumption: Resumption, if_changed: bool = False
 ) -> RunPlan:
-    """Return what a run does on prepared data: whether it trains, and which run it resumes.
+    """Return the plan of a run on prepared data: whether it trains, and which run it resumes.
 
     Raises:
         UserError: the run to resume does not exist.
@@ -76,7 +75,7 @@ def plan(
 def plan_ahead(
     recipe: config.Recipe, overrides: Sequence[str], resumption: Resumption, if_changed: bool = False
 ) -> RunPlan | None:
-    """Return the plan of a run, and start nothing; None if its data must be prepared first."""
+    """Return the plan of a run without starting anything; None if its data must be prepared first."""
     prepared = dvc_data.load_up_to_date(config.load(recipe, overrides).dataset.name)
     if prepared is None:
         return None
@@ -88,7 +87,7 @@ def start_or_resume(planned: RunPlan, run_lock: locks.RunLock, flow_run_id: str 
 
     Args:
         planned: the plan.
-        run_lock: this process's lock on runs with these settings, and on the run to resume.
+        run_lock: this process' lock on runs with these settings, and on the run to resume.
         flow_run_id: the id of Prefect's flow run.
 
     Raises:
@@ -123,25 +122,23 @@ def finishing(settings: config.Settings, run: Run) -> Iterator[None]:
 
 
 def end_failed(settings: config.Settings, run: Run, error: BaseException) -> None:
-    """End the MLflow run as failed, or as killed after an interruption.
-
-    Print a failure to do so instead of raising it: the user needs to see ``error``.
-    """
+    """End the MLflow run as failed, or as killed after an interruption; print if that fails, because ``error`` matters
+    more."""
     killed = isinstance(error, errors.Interrupted) or not isinstance(error, Exception)
     status: Literal["KILLED", "FAILED"] = "KILLED" if killed else "FAILED"
     try:
         stages.end_run(settings, run=run, status=status, reason=str(error) or type(error).__name__)
     except errors.Interrupted:
-        pass  # A second signal. The stage has run to its end; if that took too long, the next run ends this one.
+        pass  # A second signal. The stage has ended the run; if that took too long, the next run does.
     except StratagemError as other:
         print(f"run {run.run_id} could not be ended as {status}: {other}", file=sys.stderr)
 
 
 def earlier_result(settings: config.Settings, run: Run, record_type: type[R]) -> R | None:
-    """Return the record of a stage that a resumed run has already done, such as its ``TrainingResult``, else None.
+    """Return the record of a stage that a resumed run has already completed, such as its ``TrainingResult``.
 
-    In a cluster that someone else started, the other members wait for a training and an evaluation: the chief trains
-    for no steps and evaluates again, so this returns None.
+    None if there is none, or if someone else started the cluster: its other members wait for a training and an
+    evaluation, so the chief trains for no steps and evaluates again.
     """
     return None if engines.is_foreign(settings.strategy.cluster) else outcome.load(run, record_type)
 
@@ -197,7 +194,7 @@ def register(
 
 
 def sync(to: str | None) -> records.Sync:
-    """Copy the runs of this project to an MLflow store; register the models of runs that ended while it was away.
+    """Copy the runs of this project to an MLflow store; register models that waited for it.
 
     Args:
         to: its address; None is MLFLOW_TRACKING_URI.
@@ -213,7 +210,7 @@ def sync(to: str | None) -> records.Sync:
 
 
 def _with_version(synced: records.Synced) -> records.Synced:
-    """Register a run's model if the store did not answer before; return the run's delivery with its versions."""
+    """Register a run's model if it waited for the store; return the run's delivery with its version."""
     run = entries.look_up(synced.run_id)
     before = None if run is None or synced.outcome == "left out" else outcome.load(run, RegisteredModel)
     if run is None or before is None or not before.waits:
@@ -251,16 +248,16 @@ def _check_store(to: str | None) -> str:
     return uri
 
 
-def write_report(name: str | None) -> Path:
+def write_report(name: str) -> Path:
     """Write the report of a run again; return its path.
 
     Args:
-        name: the run, see ``entries.resolve``; None is the newest on any dataset.
+        name: see ``entries.resolve``.
 
     Raises:
         UserError: the run does not exist, or one of its records cannot be read.
     """
-    run = entries.resolve(name or "latest")
+    run = entries.resolve(name)
     stages.write_page(run=run)
     return config.project_root() / run.folder / "report" / "report.html"
 
@@ -273,8 +270,7 @@ def join(recipe: config.Recipe, overrides: Sequence[str], as_run: bool = False) 
     Args:
         recipe: the same as the chief's.
         overrides: the same as the chief's.
-        as_run: prepare the data first and evaluate after the training, as `stratagem run` does; if False, the data must
-            be prepared already.
+        as_run: prepare the data first, and evaluate after the training, as `stratagem run` does.
 
     Raises:
         UserError: the settings, the data or TF_CONFIG are wrong.
@@ -363,7 +359,7 @@ def find_model(name: str, checkpoint: str | None) -> tuple[config.Settings, Prep
 def unchanged(settings: config.Settings, prepared: PreparedDataset) -> RunSummary | None:
     """Return the newest finished run with these data, these settings and this code; None if there is none."""
     if re.match("models:.*@", settings.model.initial or ""):
-        return None  # The alias may have moved.
+        return None  # Because the alias may have moved.
     found = entries.find_finished(prepared.name, lineage.collect(settings, prepared.data_version))
     if found is None:
         return None

@@ -15,22 +15,21 @@ from tasks.strategies import engines
 from tasks.system.errors import UserError
 
 NO_SIGNS = "?%[{}"
-"""MLflow cuts a file's name off at `?` and decodes `%` as in an address; `[` begins a pattern of TFDS, and DVC puts
-values between braces."""
+"""MLflow cuts a file's name at `?` and decodes `%` as in an address; `[` begins a pattern in TFDS, and DVC replaces
+braces by values."""
 
 
 def check_settings(settings: config.Settings) -> None:
-    """Check the devices of a run, and that the modules of the user's own code exist and hold the names; nothing is
-    imported.
+    """Check the devices of a run, and that modules of the user's own code exist and have the names, without imports.
 
     Raises:
-        UserError: as ``check_devices``, or there is no such module, or its file never has the name.
+        UserError: as ``check_devices``, or a module does not exist or does not have the name.
     """
     check_devices(settings)
     root = str(config.project_root())
     for name, key in own_code.named_in(settings).items():
         module = name.partition(":")[0].partition(".")[0]
-        if not module.isidentifier():  # What is wrong with it shows where it is imported.
+        if not module.isidentifier():  # The import explains what is wrong with it.
             continue
         if not (module in sys.modules or importlib.util.find_spec(module) or PathFinder.find_spec(module, [root])):
             raise UserError(own_code.no_module(key, name, module))
@@ -42,7 +41,7 @@ def check_settings(settings: config.Settings) -> None:
 
 
 def check_devices(settings: config.Settings) -> None:
-    """Refuse a strategy that cannot work on this machine, before a run starts anything; no framework is imported.
+    """Refuse a strategy that cannot work on this machine, before a run starts anything, without importing a framework.
 
     Raises:
         UserError: not enough GPUs, TF_CONFIG is wrong or its port is taken, JAX is not installed, KERAS_BACKEND

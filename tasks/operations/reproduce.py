@@ -1,9 +1,8 @@
-"""Trains a run again and tells whether the result is the same.
+"""Trains a run again and compares the results.
 
 The code comes from git, with the run's uncommitted changes, the settings from the run's record, the data from data/ or
-DVC's cache. They are put into a separate folder, which has no repository, shares mlruns/ with the project, and links to
-the prepared data; nothing in the user's repository changes: no file, no index, no branch. The machine and the installed
-packages stay as they are.
+DVC's cache. They go into a separate folder, which has no repository, shares mlruns/ with the project, and links to the
+prepared data. The user's files, index and branches stay unchanged, as do the machine and the installed packages.
 """
 
 import json
@@ -34,11 +33,11 @@ PART = re.compile(r"^(?=diff --git )", re.MULTILINE)
 
 
 def reproduce(name: str, allow_changes: bool = False, dry_run: bool = False) -> Reproduction:
-    """Train a run again, as a new run, and return whether it gave the same result.
+    """Train a run again, as a new run, and return whether the results are the same.
 
     Args:
-        name: the run, as ``entries.resolve`` takes it.
-        allow_changes: even with other packages or on another machine.
+        name: see ``entries.resolve``.
+        allow_changes: train even with other packages or on another machine.
         dry_run: only return what differs today.
 
     Raises:
@@ -90,9 +89,9 @@ def _refuse(run: Run, settings: config.Settings) -> None:
 
 @contextmanager
 def _checkout(run: Run, settings: config.Settings) -> Iterator[tuple[Path, list[Change]]]:
-    """Yield a folder with the run's code, settings and data, and what differs from today.
+    """Yield a folder with the run's code, settings and data, and the differences from today.
 
-    It is removed with the block, or after a kill by the next command that makes temporary files.
+    The folder is removed at the end of the block; after a kill, by the next command that makes temporary files.
     """
     root, name = config.project_root(), settings.dataset.name
     with tempfile.TemporaryDirectory(dir=temporary.folder()) as made:
@@ -100,7 +99,7 @@ def _checkout(run: Run, settings: config.Settings) -> Iterator[tuple[Path, list[
         write_commit(str(run.lineage.git_commit), folder)
         kept = root / run.folder / repository.FILE
         missing = _apply(kept, folder) if kept.exists() else []
-        (folder / "params.yaml").unlink(missing_ok=True)  # A link of the commit would lead to a file of the user's.
+        (folder / "params.yaml").unlink(missing_ok=True)  # A link in the commit could lead to a user's file.
         (folder / "params.yaml").write_text(yaml.safe_dump(run.settings, sort_keys=False), encoding="utf-8")
         _bring_initial(settings, folder)
         found = bring_data(name, str(run.lineage.data_version), folder)
@@ -125,7 +124,7 @@ def write_commit(commit: str, folder: Path) -> None:
 def _apply(diff: Path, folder: Path) -> list[str]:
     """Apply a run's ``records/uncommitted.diff`` to the checkout of a commit.
 
-    Return a line for each change that the diff does not contain or that cannot be applied.
+    Return a line for each change that is not in the diff, or cannot be applied.
     """
     import pygit2
 
@@ -159,12 +158,12 @@ def bring_data(name: str, version: str, folder: Path) -> str | None:
         _refuse_outside(place, folder)
         place.mkdir(parents=True, exist_ok=True)
         for file in ("params.yaml", "dvc.yaml", "dvc.lock"):
-            (place / file).unlink(missing_ok=True)  # In the commit it may be a link to a user's file.
+            (place / file).unlink(missing_ok=True)  # A link in the commit could lead to a user's file.
             shutil.copyfile(today / file, place / file)
     _refuse_outside(place, folder)
     found = _bring(place, "prepared", version)
     if found is not None and (raw := _version(place, "raw")) is not None:
-        _bring(place, "raw", raw)  # Only streaming needs it, and fails with its own message without it.
+        _bring(place, "raw", raw)  # Only streaming needs it; without it, streaming fails with its own message.
     return found
 
 
@@ -200,7 +199,7 @@ def _version(place: Path, part: Any) -> str | None:
 
 
 def _bring_initial(settings: config.Settings, folder: Path) -> None:
-    """Link the file that the model starts with; the digest of the code shows whether it is the same."""
+    """Link the file with the initial weights; the digest of the code covers its content."""
     initial = settings.model.initial
     if initial is None or initial.startswith("models:") or entries.is_id(initial) or Path(initial).is_absolute():
         return
@@ -213,16 +212,16 @@ def _bring_initial(settings: config.Settings, folder: Path) -> None:
 def _changes(
     run: Run, settings: config.Settings, folder: Path, missing: list[str], data: str | None
 ) -> Iterator[Change]:
-    """Yield what differs today from when a run was trained, and whether its own value is restored.
+    """Yield the differences between today and the run's training, and whether the run's own value is restored.
 
     Args:
         run: the run.
         settings: its settings.
         folder: a checkout of its commit.
-        missing: what its uncommitted changes do not contain.
-        data: where its data are read from; None if they are not here.
+        missing: uncommitted changes that could not be applied.
+        data: the source of its data; None if they are not here.
     """
-    for one in run.changed:  # Only the last values are trained with.
+    for one in run.changed:  # The new training uses only the last values.
         last = str(one.now) if one.kind in ("code", "data") else json.dumps(one.now)
         moved: Any = MATTERS if one.affects == "speed" else LOST
         yield Change(kind=one.kind, what=one.what, then=one.values, now=last, effect=moved)
@@ -235,13 +234,13 @@ def _changes(
         where = f"in {of.git_commit}" + (" with its uncommitted changes" if of.git_dirty else "")
         lost = f"{brought} {where}" + (f"; {errors.listed(missing, 3)}" if missing else "")
         found.append(("code", "code", of.code_digest, lost, LOST))
-    with suppress(UserError):  # params.yaml is being edited; the run has its own settings.
+    with suppress(UserError):  # params.yaml is invalid; the run has its own settings.
         others = listing.different(run.settings, config.load().to_json()).items()
         for key, values in others:
             then, now = (None if value is None else json.dumps(value) for value in values)
             found.append(("settings", key, then, now, BACK))
     today = None
-    with suppress(UserError):  # A lock that cannot be read.
+    with suppress(UserError):  # dvc.lock is damaged.
         today = lineage.data_version(settings.dataset.name)
     found.append(("data", "data version", of.data_version, today, BACK if data is not None else LOST))
     environment = machine.surroundings()
@@ -294,7 +293,11 @@ def _train(run: Run, folder: Path) -> Run:
     """Train and evaluate in a checkout; return the new run."""
     said = run_command(["train", "--fresh", "--json"], folder)
     new = entries.find_run(str(json.loads(said.splitlines()[-1])["run_id"]))
-    _put_down_commit(run, new)
+    # The folder of the training has no repository, so record the commit here.
+    root, known = config.project_root(), run.lineage.model_dump(include={"git_commit", "git_dirty"})
+    if (kept := root / run.folder / repository.FILE).exists():
+        shutil.copy(kept, root / new.folder / repository.FILE)  # Copies its mode, too.
+    outcome.save(new, new.model_copy(update={"lineage": new.lineage.model_copy(update=known)}))
     ours = ("code_digest", "settings_digest", "data_version")
     if other := [what for what in ours if getattr(new.lineage, what) != getattr(run.lineage, what)]:
         raise StratagemError(
@@ -310,16 +313,8 @@ def _train(run: Run, folder: Path) -> Run:
     return entries.find_run(new.run_id)
 
 
-def _put_down_commit(run: Run, new: Run) -> None:
-    """Let a run's record say of which commit it is: the folder that it was trained in has no repository."""
-    root, known = config.project_root(), run.lineage.model_dump(include={"git_commit", "git_dirty"})
-    if (kept := root / run.folder / repository.FILE).exists():
-        shutil.copy(kept, root / new.folder / repository.FILE)  # Its mode, too.
-    outcome.save(new, new.model_copy(update={"lineage": new.lineage.model_copy(update=known)}))
-
-
 def judge(run: Run, new: Run, settings: config.Settings, changes: list[Change]) -> Reproduction:
-    """Return whether the new run gave the same."""
+    """Return whether the new run has the same result."""
     from tasks.reports import intervals  # NumPy, which nothing before needs.
 
     digests = outcome.load_training(run).weights_digest, outcome.load_training(new).weights_digest

@@ -1,5 +1,5 @@
-"""Predicts a training on many machines by arithmetic: the time of a step, the network's part of it, how often to save,
-and how much of the time counts if machines fail.
+"""Predicts a training on many machines: the time of a step, the network's part of it, the best interval between
+checkpoints, and the goodput if machines fail.
 
 In each step, a worker first computes, and then a ring all-reduce sums all gradients: 2(n-1) hops of 1/n of the bytes
 each (Thakur, Rabenseifner and Gropp 2005; Patarasuk and Yuan 2009). The prediction hides no part of the sum behind the
@@ -17,9 +17,9 @@ from tasks.records import ScalingPlan
 from tasks.system.errors import UserError
 
 BACKPROP_SHARE = 2 / 3
-"""The share of a step's computation behind which a library that overlaps the two can hide the network."""
+"""The share of a step's computation during which a library can send gradients."""
 
-# Of TensorFlow's ring (ring_alg.cc): larger chunks are sent in two parallel streams.
+# TensorFlow's ring (ring_alg.cc) sends larger chunks in two parallel streams.
 CHUNK_BYTES, MAX_STREAMS = 4 * 2**20, 2
 
 BITS_PER_SECOND = {
@@ -60,7 +60,7 @@ class Interconnect:
 
 @dataclass(frozen=True)
 class AllReduce:
-    """How the sum of all gradients spends its time: factors of the terms of ``network_terms``."""
+    """The factors of the terms of ``network_terms``, for one way to sum all gradients."""
 
     bandwidth: float
     latency: float
@@ -69,7 +69,7 @@ class AllReduce:
     """Further latencies per step, for any number of workers."""
     seconds_a_hop: float
     window_bytes: float
-    """The bytes that a stream sends in one round trip at most, however fast the network is."""
+    """The maximum number of bytes that a stream sends in one round trip, even in a fast network."""
 
     def send_seconds(self, workers: int, gradient_bytes: float, network: Interconnect) -> tuple[float, float]:
         """Return the seconds of sending if only the bandwidth limits it, and if only the window does."""
@@ -82,13 +82,13 @@ TEXTBOOK = AllReduce(bandwidth=1.0, latency=1.0, step_latency=0.0, seconds_a_hop
 """A ring whose software costs nothing; NCCL comes near it."""
 # Fitted by `python -m benchmarks network` to every second point of benchmarks/network.csv; a test fits them again.
 FITTED = AllReduce(bandwidth=0.9915, latency=3.553, step_latency=5.996, seconds_a_hop=1.762e-3, window_bytes=158.9e3)
-"""TensorFlow's ring over gRPC: several collectives per step, each of whose hops is a round trip."""
+"""TensorFlow's ring over gRPC: several collectives per step, in which each hop is a round trip."""
 FITTED_SPREAD = 0.173
-"""Nine of ten of the other points differ from the prediction by a smaller share of the step."""
+"""The predictions for 90% of the other points are off by less than this share of the step."""
 FITTED_WORKERS = 4
 """The largest measured number of workers."""
 TEXTBOOK_SPREAD = 1.0
-"""Of the network's part: half of the bandwidth doubles it."""
+"""As a share of the network's part: half of the bandwidth doubles it."""
 
 
 def network_terms(allreduce: AllReduce, workers: int, gradient_bytes: float, network: Interconnect) -> dict[str, float]:
@@ -109,18 +109,12 @@ def network_terms(allreduce: AllReduce, workers: int, gradient_bytes: float, net
 def step_seconds(
     allreduce: AllReduce, compute_seconds: float, workers: int, gradient_bytes: float, network: Interconnect
 ) -> float:
-    """Return the seconds of a step if the network waits for all of the computation; see ``network_terms``."""
+    """Return the seconds of a step in which the network waits for the whole computation; see ``network_terms``."""
     return compute_seconds + sum(network_terms(allreduce, workers, gradient_bytes, network).values())
 
 
-def hidden_step_seconds(compute_seconds: float, workers: int, gradient_bytes: float, network: Interconnect) -> float:
-    """Return the seconds of a step if the network sums as many gradients as possible during the computation."""
-    summing = sum(network_terms(TEXTBOOK, workers, gradient_bytes, network).values())
-    return compute_seconds + max(0.0, summing - BACKPROP_SHARE * compute_seconds)
-
-
 def best_interval_seconds(checkpoint_seconds: float, mtbf_seconds: float) -> float:
-    """Return how long to train between two checkpoints (Daly 2006; Young 1974 has the square root alone).
+    """Return the best time between two checkpoints (Daly 2006; Young 1974 has only the square root).
 
     Args:
         checkpoint_seconds: the cost of a checkpoint.
@@ -135,13 +129,13 @@ def best_interval_seconds(checkpoint_seconds: float, mtbf_seconds: float) -> flo
 
 
 def goodput(interval_seconds: float, checkpoint_seconds: float, restart_seconds: float, mtbf_seconds: float) -> float:
-    """Return the share of all time whose steps count in the end (Daly 2006).
+    """Return the share of all time that is spent on steps that count in the end (Daly 2006).
 
     Args:
         interval_seconds: the time between two checkpoints.
         checkpoint_seconds: the time that a training waits for a checkpoint.
         restart_seconds: the time from a failure to the next step.
-        mtbf_seconds: the mean time between failures of the whole cluster: the first machine that fails stops all.
+        mtbf_seconds: the mean time between failures of the whole cluster, because one failed machine stops all.
     """
     exponent = (interval_seconds + checkpoint_seconds) / mtbf_seconds
     if exponent > 500 or restart_seconds / mtbf_seconds > 500:
@@ -166,12 +160,12 @@ def plan(
 ) -> ScalingPlan:
     """Return the prediction for a training.
 
-    Each range has the values of the fastest and the slowest step and of half and twice the time between failures, which
-    is rarely known better.
+    Ranges come from the fastest and the slowest step, and from half and twice the time between failures, which is
+    rarely known better.
 
     Args:
         workers: the number of machines.
-        devices: of each machine; they sum their gradients inside it, which counts as free.
+        devices: the number of devices of each machine; sums inside a machine count as free.
         network: between the machines.
         communication: `ring` (gRPC) or `nccl`.
         parameters: the number of trained parameters, in float32.
@@ -192,12 +186,13 @@ def plan(
     if workers == 1:
         fastest, slowest = least, most
     elif communication == "nccl":
-        fastest = hidden_step_seconds(least, workers, gradient_bytes, network)
+        # The network sums as many gradients as possible during the computation.
+        fastest = least + max(0.0, summing - BACKPROP_SHARE * least)
         slowest = most + (1 + TEXTBOOK_SPREAD) * summing
     else:
         slowest = (most + summing) * (1 + FITTED_SPREAD)
         fastest = (least + summing) * (1 - FITTED_SPREAD)
-        if workers > FITTED_WORKERS:  # Nobody measured so many: on other machines, a hop may cost nothing.
+        if workers > FITTED_WORKERS:  # So many were not measured: a hop may cost nothing.
             fastest = min(fastest, step_seconds(TEXTBOOK, least, workers, gradient_bytes, network))
         fastest = max(fastest, min(least, step))
     examples = workers * devices * examples_a_device
@@ -209,7 +204,7 @@ def plan(
         return min((one for one in given if one is not None), default=None) if cost is not None else None
 
     def figures(step: float, factor: float) -> dict[str, float]:
-        """Return what depends on the seconds of a step and on a factor of the time between failures."""
+        """Return the figures for these seconds of a step, with the time between failures times a factor."""
         found = {"step_seconds": step, "examples_per_second": examples / step, "efficiency": min(1.0, compute / step)}
         every = interval(step)
         if cost is not None and every is not None:

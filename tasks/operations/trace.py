@@ -1,7 +1,7 @@
 """`stratagem trace`: what something was made from, and what was made from it, from a data source to a model version.
 
-``Graph`` is read from the runs in mlruns/, MLflow's registry and git. Each thing in it has a kind and a name: an id, or
-for what lies in a run's folder its path. `_find` finds the one that a reference means.
+``Graph`` reads the runs in mlruns/, MLflow's registry and git. Each thing in it has a kind and a name, which is an id,
+or the path of a file in a run's folder. `_find` finds the thing that a reference means.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from tasks.system import errors, units
 from tasks.system.errors import StratagemError, UserError
 
 LEAST = 4
-"""Letters of an id that name it, if no other one begins so."""
+"""The minimum number of characters of an id."""
 START = re.compile(rf"[0-9a-f][0-9a-f-]{{{LEAST - 1},63}}")
 VERSION = re.compile(r"(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<number>\d+))")
 SHOWN = 5
@@ -45,10 +45,10 @@ class Thing(NamedTuple):
 
 
 def trace(reference: str) -> Provenance:
-    """Return what a reference means, with the chain that it is in.
+    """Return the thing that a reference means, with its chain.
 
     Raises:
-        UserError: it means nothing that is known here, or several things.
+        UserError: it means nothing here, or several things.
     """
     graph = Graph()
     link = graph.link(_find(reference.strip(), graph))
@@ -56,13 +56,13 @@ def trace(reference: str) -> Provenance:
 
 
 class Graph:
-    """Which thing was made from which. Everything is read once, when it is needed."""
+    """Which thing was made from which; reads everything once, when it is needed."""
 
     def __init__(self) -> None:
         self.no_registry: str | None = None
-        """Why MLflow's registry could not be asked."""
+        """Why MLflow's registry did not answer."""
         self.exports: dict[str, ExportedModel] = {}
-        """Those that were looked at, by folder."""
+        """The exports read so far, by folder."""
 
     @cached_property
     def with_parents(self) -> list[Run]:
@@ -76,18 +76,14 @@ class Graph:
 
     @cached_property
     def versions(self) -> dict[str, ModelVersion]:
-        """The versions in the registry, as NAME/VERSION; if it cannot be asked, as the runs' records have them."""
+        """The versions in the registry by NAME/VERSION; if it does not answer, those in the runs' records."""
         try:
             found = stages.list_versions()
         except StratagemError as error:
             self.no_registry = str(error)
             found = [
                 ModelVersion(
-                    name=made.model_name,
-                    version=made.model_version,
-                    aliases=made.aliases,
-                    run_id=run.run_id,
-                    tags={},
+                    name=made.model_name, version=made.model_version, aliases=made.aliases, run_id=run.run_id, tags={}
                 )
                 for run in self.runs.values()
                 if (made := outcome.load_readable(run, RegisteredModel)) is not None and made.model_version is not None
@@ -100,7 +96,7 @@ class Graph:
         return sorted(path.parent.name for path in (config.project_root() / "data").glob("*/dvc.yaml"))
 
     def link(self, thing: Thing) -> Link:
-        """Return a thing with its sources and with what was made from it: of runs, only their versions."""
+        """Return a thing with its sources and with what was made from it; for runs, only their versions."""
         down = []
         for made in self.made_of(thing):
             versions = self._versions_of(made.name) if made.kind == "run" else []
@@ -170,7 +166,7 @@ class Graph:
         yield from self._exports_of(run)
 
     def _versions_of(self, run_id: str) -> list[Thing]:
-        """Return the versions that were made of a run, also those that another run's model was before."""
+        """Return the versions made from a run, or from an earlier run with the same model."""
         known = version_of(self.runs[run_id])
         return [
             Thing("model version", name) for name, one in self.versions.items() if known == name or one.run_id == run_id
@@ -196,7 +192,7 @@ class Graph:
         return self.versions[version].tags.get("model_digest")
 
     def ids(self, run: Run) -> list[Thing]:
-        """Return a run, a comparison or a sweep, and by their ids what else it is found by."""
+        """Return the things whose ids lead to a run, a comparison or a sweep."""
         kind = "run" if run.run_id in self.runs else kind_of_parent(run.run_id)
         parent = kind_of_parent(run.parent_run_id) if run.parent_run_id else ""
         ids = [
@@ -279,10 +275,10 @@ class Graph:
 
     @cached_property
     def prepared(self) -> dict[str, str]:
-        """The datasets as they are prepared today, by data version."""
+        """The currently prepared datasets by data version."""
         found = {}
         for name in self.datasets:
-            with contextlib.suppress(UserError):  # Its lock is damaged.
+            with contextlib.suppress(UserError):  # Its dvc.lock is damaged.
                 found[lineage.data_version(name) or ""] = name
         return found
 
@@ -300,7 +296,7 @@ def _find(text: str, graph: Graph) -> Thing:
 
 
 def _named(graph: Graph) -> dict[str, str]:
-    """Return the versions of models by what they are called."""
+    """Return the names of model versions by NAME/VERSION and NAME@ALIAS."""
     aliases = {f"{one.name}@{alias}": name for name, one in graph.versions.items() for alias in one.aliases}
     return {**{name: name for name in graph.versions}, **aliases}
 
@@ -327,7 +323,7 @@ def _by_version(text: str, graph: Graph) -> Thing | None:
 
 
 def _by_path(text: str, graph: Graph) -> Thing | None:
-    """Return what a path means: also one of a run's folder that is not there any more."""
+    """Return what a path means, even if a file in a run's folder no longer exists."""
     root = config.project_root()
     path = Path(os.path.normpath(Path.cwd() / os.path.expanduser(text)))
     try:
@@ -352,7 +348,7 @@ def _by_path(text: str, graph: Graph) -> Thing | None:
 
 
 def _exported(path: Path, graph: Graph) -> Thing | None:
-    """Return the export that a folder is, or that a file or a folder in it belongs to."""
+    """Return the export in a folder or in one above it."""
     for folder in (path, *path.parents):
         if (folder / "export.json").is_file():
             return graph.export(folder, str(folder))
@@ -360,7 +356,7 @@ def _exported(path: Path, graph: Graph) -> Thing | None:
 
 
 def _by_id(text: str, graph: Graph) -> Thing | None:
-    """Return what an id means, or the first letters of one; or the name of a run."""
+    """Return what an id, its first characters, or the name of a run means."""
     for run_id, run in graph.runs.items():
         if run.name == text:
             return Thing("run", run_id)
@@ -389,7 +385,7 @@ def _by_dataset(text: str, graph: Graph) -> Thing | None:
 
 
 def _read(path: str, commit: str | None) -> str | None:
-    """Return the text of a file as it is now, or in a commit; None where it cannot be read there."""
+    """Return the text of a file today or in a commit; None if it cannot be read."""
     root = config.project_root()
     with contextlib.suppress(OSError, UserError, ValueError):
         return (root / path).read_text(encoding="utf-8") if commit is None else repository.file_at(commit, path, root)
@@ -403,7 +399,7 @@ def _data_version(lock: str, name: str, part: Any) -> str | None:
 
 
 def _source(params: str | None) -> dict[str, str]:
-    """Return what data/<name>/params.yaml says of where the data are from."""
+    """Return the keys of data/<name>/params.yaml that describe the source of the data."""
     try:
         described = yaml.safe_load(params or "")["dataset"]
         wanted = ("kind", "source", "name", "version", "builder", "target")

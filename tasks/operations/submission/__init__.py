@@ -1,8 +1,8 @@
-"""Jobs: hands a run to a cluster that someone else operates, and follows it there.
+"""Jobs: submits a run to a cluster that someone else operates, and follows it there.
 
 Each file in this folder is an engine: a module with `OPTIONS`, `FILE`, `write`, `submit`, `state`, `cancel` and `logs`,
-as `slurm` has them; with `OWN`, it passes on all options but these. What it hands over is a template beside it.
-A job has a folder in mlruns/jobs/ with the file that was handed over, its log and its record, `job.json`.
+such as `slurm`; an engine with `OWN` passes on all options except these. It submits a template from this folder.
+A job has a folder in mlruns/jobs/ with the submitted file, its log and its record, `job.json`.
 """
 
 import importlib
@@ -30,7 +30,7 @@ SETTINGS_FILE = "settings.yaml"
 
 @dataclass(frozen=True)
 class Request:
-    """A run to be handed over."""
+    """A run to submit."""
 
     name: str
     """The job's name in the engine's lists."""
@@ -47,22 +47,22 @@ class Request:
 
     @property
     def recipe(self) -> str:
-        """The settings as the text of a recipe, so that later changes of params.yaml do not reach the job."""
+        """The settings as a recipe, so that later changes of params.yaml do not affect the job."""
         return yaml.safe_dump(self.settings.model_dump(mode="json", by_alias=True), sort_keys=False)
 
 
 def ask(launcher: str, command: Sequence[str], install: str, silent: Collection[str], see: str) -> str:
-    """Return what an engine's command prints.
+    """Return the output of an engine's command.
 
     Args:
         launcher: the engine's name.
         command: the words.
-        install: what to do where the command is not installed.
-        silent: words of a command whose server does not answer.
-        see: the command that says more then.
+        install: what to do if the command is not installed.
+        silent: words in the error of a command whose server does not answer.
+        see: a command that shows more about that.
 
     Raises:
-        UserError: it is not installed, or refuses what was asked.
+        UserError: it is not installed, or fails.
         StratagemError: its server does not answer.
     """
     name = f"launcher {launcher}: `{command[0]}`"
@@ -93,7 +93,7 @@ def number(options: dict[str, str], name: str, default: int) -> int:
 
 
 def render(template: str, **values: object) -> str:
-    """Return the text of a template in this folder; its filter ``quote`` writes a word for a shell."""
+    """Return the text of a template in this folder; its filter ``quote`` quotes a word for a shell."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -128,7 +128,7 @@ def submit(
         engine: the engine's name.
         settings: of the run.
         options: for the engine, by name.
-        only_write: hand nothing over, leave nothing behind, and return None for the record.
+        only_write: only return the text, and None for the record.
 
     Raises:
         UserError: an option has a wrong value, or the engine is not installed or refuses the job.
@@ -136,12 +136,12 @@ def submit(
     """
     found = find_engine(engine)
     for name, value in options.items():
-        own = getattr(found, "OWN", None)  # Only engines that pass on other options have it.
+        own = getattr(found, "OWN", None)  # Only engines with this pass on other options.
         if name not in found.OPTIONS and (own is None or not re.fullmatch("[a-z][a-z-]*", name)):
             raise UserError(one_of(f"option of --launcher {engine}", name, found.OPTIONS))
         if own is not None and name in own:
             raise UserError(f"--option {name}: `stratagem submit` sets {', '.join(f'--{one}' for one in own)} itself")
-        if not value.isprintable():  # A line of its own would be another directive of the script.
+        if not value.isprintable():  # A new line in the script could be another directive.
             raise UserError(f"{name} = {value!r}: remove line breaks and other control characters")
     folder = config.project_root().resolve() / FOLDER / secrets.token_hex(4)
     request = Request(f"{settings.dataset.name}-{settings.strategy.kind}", settings, options, folder)
@@ -170,7 +170,7 @@ def submit(
 
 
 def jobs() -> list[records.Job]:
-    """Return the jobs that were handed over from this project, the newest first."""
+    """Return the jobs that were submitted from this project, the newest first."""
     found = [records.load(records.Job, file) for file in (config.project_root() / FOLDER).glob("*/job.json")]
     return sorted(found, key=lambda job: job.submitted_at, reverse=True)
 
@@ -203,10 +203,10 @@ def state(job: records.Job) -> records.JobState:
 
 
 def logs(job: records.Job) -> str:
-    """Return what a job's processes have printed so far.
+    """Return the output of a job's processes so far.
 
     Raises:
-        UserError: they have printed nothing yet.
+        UserError: there is none yet.
         StratagemError: its engine does not answer.
     """
     printed: str | None = find_engine(job.engine).logs(job)

@@ -1,7 +1,7 @@
-"""Kubernetes: hands kubernetes.yaml.j2 to `kubectl`. It is an Indexed Job with a pod for each process, a headless
-service that gives the pods names, and a config map with the settings.
+"""Kubernetes: passes kubernetes.yaml.j2 to `kubectl`: an Indexed Job with a pod for each process, a headless service
+that gives the pods names, and a config map with the settings.
 
-The pods' exit codes decide: 75 and 143 are "told to stop, start it again", 2 is a mistake that another start would
+The pods' exit codes decide: after 75 and 143 a stopped pod starts again; 2 is a mistake that another start would
 repeat (https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy).
 """
 
@@ -46,7 +46,7 @@ def write(request: Request) -> str:
     for name in ("image", "claim"):
         if name not in options:
             raise UserError(f"launcher kubernetes: --option {name}=... is missing: {OPTIONS[name]}")
-    # A pod's name is the job's and its index, and a label of DNS: 63 letters at most.
+    # A pod's name, the job's with an index, is a DNS label: 63 characters at most.
     plain = re.sub(r"[^a-z0-9]+", "-", request.name.lower()).strip("-")[:30]
     name = f"stratagem-{plain}-{request.folder.name}"
     addresses = [f"{name}-{index}.{name}:{PORT}" for index in range(request.num_processes)]
@@ -71,7 +71,7 @@ def write(request: Request) -> str:
 
 
 def submit(file: Path) -> tuple[str, tuple[str, ...]]:
-    """Hand the manifests to kubectl; return the job's name, and kubectl's options for its context and namespace.
+    """Apply the manifests; return the job's name, and kubectl's options for its context and namespace.
 
     Raises:
         UserError: kubectl is not installed, or the cluster refuses the job.
@@ -108,8 +108,7 @@ def state(job: records.Job) -> tuple[str, str]:
 
 
 def cancel(job: records.Job) -> None:
-    """Delete a Job with its service and config map; Kubernetes tells its pods to stop, and they save their
-    step.
+    """Delete a Job with its service and config map; Kubernetes stops its pods, which save their step.
 
     Raises:
         StratagemError: the cluster does not answer, or refuses.
@@ -118,7 +117,7 @@ def cancel(job: records.Job) -> None:
 
 
 def logs(job: records.Job) -> str | None:
-    """Return what the chief's pods have printed, as the others print little; None if none has begun.
+    """Return the output of the chief's pods, because the others print little; None if none has begun.
 
     Raises:
         StratagemError: the cluster does not answer.

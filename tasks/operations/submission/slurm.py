@@ -1,5 +1,4 @@
-"""Slurm: hands the batch script slurm.sh.j2 to `sbatch`. Slurm tells it to stop before its time is up, and it queues
-itself again.
+"""Slurm: passes the batch script slurm.sh.j2 to `sbatch`. Slurm stops it before its time limit, and it requeues itself.
 
 Slurm's manual explains the options: https://slurm.schedmd.com/sbatch.html.
 """
@@ -28,8 +27,7 @@ OPTIONS = {
     "max-restarts": "how often the job may requeue itself; by default 100 times",
 }
 OWN = ("chdir", "distribution", "job-name", "ntasks", "open-mode", "output", "requeue")
-"""The options of sbatch that the script sets itself. It takes all others, and sbatch rejects those that it does not
-know."""
+"""The options of sbatch that the script sets itself. It passes on all others, and sbatch rejects unknown ones."""
 # `stratagem run` saves its step and stops on these; other signals end it at once.
 SIGNALS = ("TERM", "INT", "HUP")
 
@@ -50,7 +48,7 @@ def write(request: Request) -> str:
         )
     signal = options.pop("signal", "TERM@120")
     name, _, lead = signal.partition("@")
-    if name not in SIGNALS or not lead.isdecimal():  # Slurm would take others.
+    if name not in SIGNALS or not lead.isdecimal():  # Slurm would accept others.
         raise UserError(
             f"signal = {signal}: a run saves its step on {', '.join(SIGNALS)}. Use one of them and the seconds before "
             "the end, such as TERM@120"
@@ -74,7 +72,7 @@ def write(request: Request) -> str:
 
 
 def submit(file: Path) -> tuple[str, tuple[str, ...]]:
-    """Hand a script to sbatch; return the job's number, and the option that names its cluster if there are several.
+    """Submit a script; return the job's number, and the option that names its cluster if there are several.
 
     Raises:
         UserError: Slurm's commands are not installed, or it refuses the job.
@@ -86,7 +84,7 @@ def submit(file: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def state(job: records.Job) -> tuple[str, str]:
-    """Return Slurm's word for a job's state, and where it runs or why it waits; ("", "") if Slurm has forgotten it.
+    """Return a job's state in Slurm's words, and where it runs or why it waits; ("", "") if Slurm has forgotten it.
 
     Raises:
         StratagemError: Slurm does not answer.
@@ -103,7 +101,7 @@ def state(job: records.Job) -> tuple[str, str]:
 
 
 def cancel(job: records.Job) -> None:
-    """End a job with scancel: Slurm tells its processes to stop, and kills what is left after its KillWait.
+    """Cancel a job: Slurm stops its processes, and kills the remaining ones after KillWait.
 
     Raises:
         StratagemError: Slurm does not answer, or refuses.
@@ -112,7 +110,7 @@ def cancel(job: records.Job) -> None:
 
 
 def logs(job: records.Job) -> str | None:
-    """Return what the job's processes have printed so far; None if they have not begun."""
+    """Return the output of the job's processes so far; None if they have not begun."""
     file = config.project_root() / job.folder / "output.log"
     return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else None
 
