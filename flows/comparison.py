@@ -79,7 +79,7 @@ def comparison(
             deployed.check_named(settings, recipe)
         with locks.lock(planned.key, f"comparison of {', '.join(strategies)}", flow_run.id) as run_lock:
             serving = planned.trainable[0]
-            client.start_processes(serving, with_cluster=False)  # Imports its framework while DVC looks at the data.
+            client.start_processes(serving, with_cluster=False)  # Imports its framework while DVC works.
             prepared = stages.data(serving)
             fitted = planned.on(prepared, fresh)
             dvc_data.tell_choices(recipe, fitted.shared, prepared)

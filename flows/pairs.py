@@ -1,4 +1,4 @@
-"""Which rows a comparison trains: pairs of a strategy and a loop, with the same data, seeds, epochs and global batch.
+"""The rows of a comparison: pairs of a strategy and a loop, with the same data, seeds, epochs and global batch.
 
 This module imports neither Prefect nor a framework, so errors in a comparison's arguments appear at once.
 """
@@ -33,8 +33,7 @@ class Pair:
     """Why the pair cannot be trained, if it has no settings."""
 
     def in_round(self, number: int) -> "Pair":
-        """Return the pair with a round's seed: ``train.seed`` in the first, then the next numbers, so that the rounds
-        show how much another seed alone changes."""
+        """Return the pair with a round's seed, from ``train.seed`` on, so that rounds show the effect of the seed."""
         if self.settings is None:
             return self
         train = self.settings.train
@@ -65,13 +64,13 @@ class ComparisonPlan:
 
     @property
     def key(self) -> str:
-        """A key that is equal for comparisons that measure the same rows on the same number of cores."""
+        """The key of comparisons of the same rows on the same number of cores."""
         rows = [(pair.strategy, pair.loop, pair.settings and pair.settings.to_json()) for pair in self.pairs]
         told = json.dumps([rows, usable_cores()], sort_keys=True)
         return f"comparison-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
     def on(self, prepared: PreparedDataset, fresh: bool) -> "ComparisonPlan":
-        """Return the plan for prepared data, with the settings that depend on the data and, unless ``fresh``, with the
+        """Return the plan for prepared data, with the settings that follow the data and, unless ``fresh``, the
         unfinished comparison to continue."""
         fitted = plan(*self.asked, prepared)
         if fresh:
@@ -90,7 +89,7 @@ def plan(
 ) -> ComparisonPlan:
     """Return every pair with the same data, seeds, epochs and global batch.
 
-    A batch size per replica counts as the global one: with more replicas, each takes less.
+    A batch size per replica counts as the global one, so more replicas have smaller parts of it.
 
     Args:
         strategies: kinds; one that this machine cannot train becomes a pair with its reason.
@@ -140,7 +139,7 @@ def plan(
 
 
 def explain(one: Pair | ComparisonRow) -> str:
-    """Return one line: which pair or row it is, and why it did not work."""
+    """Return one line with the pair or row, and why it failed."""
     return f"{one.strategy}{f', {one.loop}' if one.loop else ''}: {one.reason}"
 
 
@@ -158,7 +157,7 @@ def _split(overrides: Mapping[str, Any], kinds: Sequence[str]) -> tuple[dict[str
     """Return the settings of all strategies, and those of each one.
 
     Raises:
-        UserError: a key has its own option, or none of the strategies has it.
+        UserError: a key has its own option, or no strategy has it.
     """
     known = {kind: section.model_fields.keys() - {"kind"} for kind, section in config.strategy_kinds().items()}
     common: dict[str, Any] = {}
@@ -195,7 +194,7 @@ def _pair(recipe: config.Recipe, values: Mapping[str, Any], prepared: PreparedDa
     kind, loop = values["strategy.kind"], values["train.loop"]
     try:
         settings = config.load(recipe, values, prepared=prepared)
-        # The other members of the cluster do not know about the comparison's trainings, and would wait forever.
+        # The other members of the cluster would wait for a single training.
         if engines.is_foreign(settings.strategy.cluster):
             raise UserError(
                 "a comparison starts its processes itself, and this cluster was started by someone else: use "

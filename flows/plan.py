@@ -1,4 +1,4 @@
-"""The plans of `run`, `compare`, `sweep` and `data add`: `--dry-run` prints a plan, and the command carries it out.
+"""The plans of `run`, `compare`, `sweep` and `data add`, which `--dry-run` prints.
 
 This module imports neither Prefect nor a framework, so errors in a command's arguments appear at once. Planning writes
 only caches (mlruns/code.json, .dvc/).
@@ -35,7 +35,7 @@ def of_run(
     """Return what `stratagem run` does.
 
     Raises:
-        UserError: the settings are wrong, or this machine cannot train with them; the same as the command's.
+        UserError: the settings are wrong, or this machine cannot train with them.
     """
     settings = config.load(recipe, overrides)
     preconditions.check_settings(settings)
@@ -128,7 +128,7 @@ def of_comparison(planned: ComparisonPlan, prepared: PreparedDataset | None, fre
             stages.append(PlannedStage(stage=name, does="would run", why=why))
     *_, recipe, given = planned.asked
     common = {key: value for key, value in given.items() if not key.startswith("strategy.")}
-    # Only the settings that all rows share.
+    # The settings that all rows share.
     settings = [
         one
         for one in _settings_of_run(recipe, common, prepared)

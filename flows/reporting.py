@@ -34,7 +34,7 @@ from tasks.system.errors import Interrupted, ProcessDied, one_line, terminate
 
 R = TypeVar("R", bound=Record)
 
-# A server that restarts needs some seconds.
+# A restarting server needs some seconds.
 PATIENCE_SECONDS = 10.0
 
 
@@ -103,7 +103,7 @@ def reported(body: Callable[[], R]) -> R:
 def publish(page: str, key: str, description: str) -> None:
     """Add a Markdown page to the flow run if a server answers."""
     if _server_answers(0.0):
-        with contextlib.suppress(httpx.HTTPError):  # It has just died; `reported` handles that.
+        with contextlib.suppress(httpx.HTTPError):  # The server has just died; `reported` handles that.
             create_markdown_artifact(page, key=key, description=description)
 
 
@@ -120,12 +120,12 @@ def run_flow(flow: Flow[..., R], *arguments: Any) -> R:
         Interrupted: the run was stopped.
         Exception: it failed.
     """
-    # Without a server, drop Prefect's events soon and silently. By default Prefect tries each of a dozen events for
-    # eight seconds, one after another, while Python exits.
+    # Without a server, drop Prefect's events soon and silently. By default, Prefect tries a dozen events for
+    # eight seconds each while Python exits.
     if not emit_events_to_cloud():
         EventsWorker.set_client_override(PrefectEventsClient, reconnection_attempts=2)
-    logging.raiseExceptions = False  # Its log handler writes to the terminal what it could not send.
-    # Prefect waits up to a second for a heartbeat's thread. The next start finds flows that died (`reconciliation`).
+    logging.raiseExceptions = False  # Prefect's log handler would print what it could not send.
+    # The heartbeat's thread would delay the end by up to a second; `reconciliation` finds flows that died.
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         _outcome.set(None)
         try:

@@ -33,7 +33,7 @@ Logger = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 
 async def _download_broke_off(task: Task[..., object], task_run: TaskRun, state: State[object]) -> bool:
-    """Return whether the download broke off: a wrong name or a damaged archive would fail again."""
+    """Return whether the download broke off; after a wrong name or a damaged archive, a retry would fail again."""
     error = await state.aresult(raise_on_failure=False)
     return isinstance(error, DownloadError)
 
@@ -86,7 +86,7 @@ def epochs_logged(run: Run, look_seconds: float = LOOK_SECONDS) -> Iterator[None
     path = config.project_root() / run.folder / "metrics.jsonl"
     logger: Logger = get_run_logger()
     ended = threading.Event()
-    begin = len(_lines(path))  # The log of an earlier flow run has the epochs of its process.
+    begin = len(_lines(path))  # Earlier epochs are in the log of an earlier flow run.
 
     def follow() -> None:
         seen, has_ended = begin, False

@@ -1,8 +1,8 @@
 """The sweep flow: trains trials from a space, trains the best one again on all examples, and applies the gate.
 
 Trials train in parallel batches, each in its own stage process. The settings of a whole batch are chosen before it
-starts, and it ends before the next one starts. So a trial's settings do not depend on the speed of other trials, and a
-sweep that was killed continues with the trials that it would have had.
+starts, and the next batch starts when it has ended. So a trial's settings do not depend on the speed of other trials,
+and a sweep that was killed continues with the same trials.
 """
 
 import contextvars
@@ -66,9 +66,7 @@ def sweep(
         found = sweeps.load(space)
         preconditions.check_settings(found.example)
         with locks.lock(sweeps.key_of(found), f"the sweep {found.name}", flow_run.id) as run_lock:
-            client.start_processes(
-                found.example, with_cluster=False
-            )  # Imports its framework while DVC looks at the data.
+            client.start_processes(found.example, with_cluster=False)  # Imports its framework while DVC works.
             prepared = stages.data(found.example)
             fitted = sweeps.load(space, prepared)
             dvc_data.tell_choices(fitted.file.recipe, fitted.example, prepared)
@@ -144,13 +142,10 @@ class Search:
     prepared: PreparedDataset
     parent: Run
     stopped: Event
-    """Set when no further stage may start."""
+    """Set if no further stage may start."""
 
     def check_going_on(self) -> None:
-        """
-        Raises:
-            Interrupted: the sweep was stopped.
-        """
+        """Raise ``Interrupted`` if the sweep was stopped."""
         if self.stopped.is_set():
             raise Interrupted("the sweep was stopped")
 
@@ -205,7 +200,7 @@ def _train_batch(
                 keep(future.result())
     except BaseException:
         search.stopped.set()
-        while running:  # Between two stages, nothing hears a signal.
+        while running:  # A thread between two stages misses a signal, so repeat it.
             client.interrupt_other_threads()
             _, running = wait(running, ASK_AGAIN_SECONDS)
         raise
@@ -247,7 +242,7 @@ def trial(search: Search, one: Trial, limits: Limits) -> Trial:
                     trained = client.train(settings, search.prepared, run)
         except Exception as error:
             if isinstance(error, Interrupted) or not isinstance(error, StratagemError):
-                # The run may have started without this process receiving its id.
+                # The run may have started before this process received its id.
                 begun = run or sweeps.run_of(search.parent, settings)
                 if begun is not None:
                     pipeline.end_failed(settings, begun, error)
@@ -264,8 +259,8 @@ def trial(search: Search, one: Trial, limits: Limits) -> Trial:
 
 
 def judged(space: sweeps.Space, settings: config.Settings, run: Run, trained: TrainingResult) -> dict[str, Any]:
-    """Return how a trial has ended: with the value after its last epoch, or the best value if the settings evaluate the
-    best checkpoint."""
+    """Return how a trial has ended, with the value after its last epoch, or with the best value if the settings
+    evaluate the best checkpoint."""
     values = trained.history[space.metric]
     if wrong := [epoch for epoch, value in enumerate(values, 1) if not math.isfinite(value)]:
         return {"state": "failed", "reason": f"{space.metric} was not a finite number after epoch {wrong[0]}"}

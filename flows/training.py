@@ -41,7 +41,7 @@ def _flow_run_name() -> str:
     try:
         settings = config.load(flow_run.parameters["recipe"], _given(flow_run.parameters["overrides"]))
     except UserError:
-        return "refused"  # By the flow itself, which then fails with the message. An error here would be a crash.
+        return "refused"  # The flow itself fails with the message; an error here would be a crash.
     return f"{settings.dataset.name}-{settings.strategy.kind}-{settings.train.loop}"
 
 
@@ -83,14 +83,14 @@ def run_pipeline(
     resumption: pipeline.Resumption,
     start_up: float = 0.0,
 ) -> RunSummary:
-    """Run the stages, inside this flow or another one; ``start_up`` are the seconds since this process began for it."""
+    """Run the stages, inside this flow or another one; ``start_up`` is the age of this process in seconds."""
     asked = config.load(recipe, overrides)
     preconditions.check_remote(asked, resumption.run)
     with ExitStack() as locks:
         clock = Clock(start_up)
         with lock(key_of_asked(asked), describe(asked), flow_run.id):
             if not if_changed:
-                client.start_processes(asked)  # Imports its framework while DVC looks at the data.
+                client.start_processes(asked)  # Imports its framework while DVC works.
             with clock.measure("data"):
                 prepared = stages.data(asked)
             settings = dvc_data.choose_settings(recipe, overrides, prepared)
@@ -130,8 +130,7 @@ def run_pipeline(
 
 
 class Clock:
-    """Measures the seconds of the start-up, of each stage, between the stages (such as starting processes), and in
-    total.
+    """Measures the seconds of the start-up, of each stage, of the rest (such as starting processes), and in total.
 
     A resumed run also counts its earlier parts, unless they were killed before they wrote their seconds.
     """

@@ -223,7 +223,7 @@ def _examples_a_device(settings: "Settings", devices: int) -> int:
 
 
 def _interval_steps(settings: "Settings", prepared: "PreparedDataset | None", batch: int) -> int | None:
-    """Return the number of steps between two checkpoints by the settings; None if the data must be known for it."""
+    """Return the number of steps between two checkpoints by the settings; None if it is unknown without the data."""
     given = [settings.checkpoint.every_steps]
     in_epoch = settings.train.steps_per_epoch
     if in_epoch is None and prepared is not None:

@@ -1,5 +1,4 @@
-"""The options that commands share, and how each command ends: with the exit code that the shell expects, and with one
-message if something went wrong."""
+"""The options that commands share, and how each command ends: with a shell's exit code, and one message on an error."""
 
 import os
 import signal
@@ -36,7 +35,7 @@ def argument(metavar: str, help: str, complete: Any = None, **given: Any) -> Any
 
 
 Result = Iterator[Any]
-"""A command that returns this yields its result, and then prints it for a person; see ``command``."""
+"""A command that returns this yields its result and then prints it for people; see ``command``."""
 JSON = option("--json", "Print the result as one JSON record on standard output.")
 QUIET = option("--quiet -q", "Print only the result, and errors.")
 VERBOSE = option("--verbose -v", "Also print Prefect's log.")
@@ -67,10 +66,10 @@ def run_argument(help: str, metavar: str = "RUN", **given: Any) -> Any:
 
 
 def command(function: Callable[..., Result | None]) -> Callable[..., None]:
-    """Return a function as a command: with the options that all commands have, and the exit codes that a shell expects.
+    """Return a function as a command, with the options of all commands and a shell's exit codes.
 
-    The parameters of the function are the command's own arguments and options. If it yields its result, the command
-    also has the option `--json`, with which it prints only this result, as JSON.
+    The function's parameters are the command's own arguments and options. If it yields its result, the command also has
+    `--json`, which prints only this result, as JSON.
     """
     own = signature(function, eval_str=True)
     shared = {"quiet": QUIET, "verbose": VERBOSE, "debug": DEBUG}
@@ -99,7 +98,7 @@ def command(function: Callable[..., Result | None]) -> Callable[..., None]:
 
 
 def as_parameter(recipes: list[str]) -> str | list[str] | None:
-    """Return recipes as the parameter of a flow: a single one as its name."""
+    """Return recipes as a flow's parameter: a single one as its name."""
     return recipes[0] if len(recipes) == 1 else recipes or None
 
 
@@ -113,7 +112,7 @@ def ending(quiet: bool = False, verbose: bool = False, debug: bool = False) -> I
     """End a command as the shell expects: one message and the error's exit code, no traceback.
 
     Args:
-        quiet: print nothing but the result and errors, neither here nor in a process that is started.
+        quiet: print only the result and errors, also in child processes.
         verbose: see ``is_verbose``.
         debug: also show tracebacks.
     """
@@ -128,7 +127,7 @@ def ending(quiet: bool = False, verbose: bool = False, debug: bool = False) -> I
     if quiet:
         errors = os.fdopen(os.dup(2), "w", encoding="utf-8")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    # From a parent process that reports the error of this command itself; children of this one must not inherit it.
+    # Set by a parent process that reports this command's error itself; children must not inherit it.
     place = os.environ.pop("STRATAGEM_ERROR", None)
 
     def end(error: StratagemError, word: str = "error") -> NoReturn:
@@ -139,14 +138,18 @@ def ending(quiet: bool = False, verbose: bool = False, debug: bool = False) -> I
         sys.exit(error.exit_code)
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # SIGHUP: the terminal was closed.
-        if signal.getsignal(number) != signal.SIG_IGN:  # As under nohup.
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP.
             signal.signal(number, terminate)
     try:
         try:
             yield
             sys.stdout.flush()
         finally:
-            _disarm_signals()
+            # Ignore the first signal while Python exits, because an exception in Prefect's last messages would delay
+            # the exit by 20 s; a second one ends the process at once.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    signal.signal(number, lambda number, frame: signal.signal(number, signal.SIG_DFL))
     except BrokenPipeError:  # The reader has closed the pipe, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends.
         sys.exit(128 + signal.SIGPIPE)
@@ -169,13 +172,3 @@ def _explained(error: Exception) -> StratagemError:
         return explained
     cause = (str(error).strip() or "no message").splitlines()[0]
     return StratagemError(f"{type(error).__name__}: {cause} (--debug shows the traceback)")
-
-
-def _disarm_signals() -> None:
-    """Ignore the first signal while Python exits: an exception in Prefect's last messages would delay it by 20 s.
-
-    A second signal ends the process at once.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: signal.signal(number, signal.SIG_DFL))

@@ -1,7 +1,7 @@
 """Shell completion with the names in this project; `stratagem --show-completion` prints the script.
 
-It runs at each press of the key, so it reads names of files and the schema of the settings, and imports no framework.
-Where there is no project, or its files cannot be read, nothing is completed: a shell has no place for a message.
+It runs at each press of the key, so it reads only names of files and the schema of the settings. Without a readable
+project it completes nothing, because a shell has no place for a message.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,8 +15,8 @@ Names = Callable[[str], list[str]]
 
 
 def _completion(names: Callable[[ModuleType, str], Iterable[str]]) -> Names:
-    """Return a completion: ``names`` receives the module `tasks.config` and the typed text. Typer keeps the names that
-    start with this text."""
+    """Return a completion by ``names``, which receives the module `tasks.config` and the typed text; Typer keeps the
+    names that start with it."""
 
     def found(incomplete: str) -> list[str]:
         from tasks import config
@@ -30,7 +30,7 @@ def _completion(names: Callable[[ModuleType, str], Iterable[str]]) -> Names:
 
 
 def _list(names: Callable[[ModuleType], Iterable[str]]) -> Names:
-    """Return a completion of lists such as A,B: the typed names and one more."""
+    """Return a completion of lists such as A,B, which adds one name to the typed ones."""
 
     @_completion
     def found(config: ModuleType, incomplete: str) -> Iterable[str]:
@@ -69,7 +69,7 @@ def runs(config: ModuleType, incomplete: str) -> Iterable[str]:
 
 @_completion
 def settings(config: ModuleType, incomplete: str) -> Iterable[str]:
-    """Return the keys of the settings, each with its `=`; after `strategy.kind=` and the like, the kinds."""
+    """Return the keys of the settings with `=`; after `strategy.kind=` and other kinds, the kinds."""
     key, equals, _ = incomplete.partition("=")
     if equals:
         return [f"{key}={kind}" for kind in config.kinds_of(key.removesuffix(".kind")) if key.endswith(".kind")]

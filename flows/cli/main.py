@@ -81,7 +81,7 @@ class Lists(Commands):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments: `runs --sort loss` is `runs list --sort loss`."""
-        if args or not ctx.resilient_parsing:  # Without arguments, a shell completes all commands.
+        if args or not ctx.resilient_parsing:  # A shell completes all commands if there are no arguments.
             args = ["list", *args] if not args or (args[0][:1] == "-" and args[0] != "--help") else args
         return super().parse_args(ctx, args)
 
@@ -176,14 +176,14 @@ PANELS: dict[str, Mapping[str, Function | typer.Typer]] = {
         "plan": cluster.plan,
     },
 }  # fmt: skip
-"""The commands as `stratagem --help` lists them."""
+"""The commands in the order of `stratagem --help`."""
 OLDER_NAMES = {
     **_named(data.download, data.prepare, training.register, runs.reproduce),
     **_named(operate.sync, models.export, models.rollback),
     "serve-model": models.serve,
     "logs": runs.logs,
 }
-"""Short and older names of commands that are in a group."""
+"""Short and older names of commands in groups."""
 
 for _name, _function in {
     **OLDER_NAMES,

@@ -1,4 +1,4 @@
-"""The commands that operate a machine: servers, worker, and deliveries to MLflow and Prefect."""
+"""The commands that operate a machine: servers, a worker, and copies to MLflow and Prefect."""
 
 from collections import Counter
 

@@ -30,7 +30,7 @@ SHOWN = 20
 MAX_LEFT = 10
 MAX_LINKS = 30
 DIGESTS = ("code", "settings")
-# Facts that `trace` prints without their name.
+# `trace` prints these facts without their names.
 PLAIN = ("status", "dataset", "model", "strategy", "aliases", "subject", "state")
 NAMED = "Its id or the first characters of it, or `latest`."
 DATASET = option("--dataset", "Only runs on this dataset.", "NAME", complete=completion.datasets)
@@ -102,7 +102,7 @@ def _print_lines(lines: "Iterable[RunLine]", sort: str | None) -> None:
 
 
 def _model(line: "RunLine") -> str:
-    """Return a run's model with its version: only the number if the version has the default name."""
+    """Return a run's model with its version; the default name appears only as a number."""
     if line.model_version is None:
         return line.model
     name, _, number = line.model_version.rpartition("/")
@@ -178,10 +178,19 @@ def diff(
 
     The test metrics come with their intervals.
     """
+    from tasks.records import RunDifference
     from tasks.reports import intervals
-    from tasks.runs import entries
+    from tasks.runs import entries, listing
 
-    found = intervals.differences(entries.resolve(first), entries.resolve(second))
+    runs = entries.resolve(first), entries.resolve(second)
+    metrics, same = intervals.compare(*runs)
+    found = RunDifference(
+        first=runs[0].run_id,
+        second=runs[1].run_id,
+        differences=listing.compare(*runs),
+        metrics=metrics,
+        same_test_rows=same,
+    )
     yield found
     print_difference(found)
 
@@ -303,7 +312,7 @@ def _grow(branch: Tree, links: "Iterable[Link]") -> None:
 
 
 def _label(link: "Link", whole: bool = False) -> Text:
-    """Return the text of a link in the tree, with whole or shortened digests."""
+    """Return the text of a link in the tree, with shortened digests unless ``whole``."""
     name = link.name if whole else shorten_digest(link.name) if link.kind in DIGESTS else link.name
     facts = (text if what in PLAIN else f"{what} {shorten_digest(text)}" for what, text in link.facts.items())
     said = printable(", ".join(facts))

@@ -1,4 +1,4 @@
-"""What the commands print: short tables that fit 80 columns, and numbers in readable form."""
+"""Prints the output of commands: short tables that fit 80 columns, and readable numbers."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ DIGEST = re.compile(r"[0-9a-f]{32,64}")
 
 
 def print_text(what: RenderableType) -> None:
-    """Print text, or an object of rich, as it is: a message may contain [gpu:0] or :x:, which are no markup here."""
+    """Print a text or an object of rich, without markup: [gpu:0] or :x: in a message stay as they are."""
     Console(highlight=False, markup=False, emoji=False).print(_printable(what))
 
 
@@ -42,12 +42,12 @@ def print_table(
 
     Args:
         headings: one for each column, different ones.
-        rows: a cell for each column; a long one is continued on the next line.
-        right: headings of the columns that are aligned on the right.
-        whole: headings of the columns whose cells are never continued.
-        bottom: headings that stand beside the last line of the others.
-        gap: blanks between two columns.
-        show_header: False leaves the headings out.
+        rows: a cell for each column; long ones wrap.
+        right: headings of right-aligned columns.
+        whole: headings of columns that never wrap.
+        bottom: headings that are aligned with the last line of the others.
+        gap: spaces between two columns.
+        show_header: whether to print the headings.
     """
     table = Table(show_header=show_header, box=None, padding=(0, gap, 0, 0), pad_edge=gap > 1)
     for heading in headings:
@@ -69,7 +69,7 @@ def print_rows(rows: Mapping[str, str]) -> None:
 
 
 def print_more(num_more: int, what: str) -> None:
-    """Print how many rows a table has left out, if any."""
+    """Print the number of rows that a table omits, if any."""
     if num_more > 0:
         print(f"and {num_more:,} {what} more: --json shows all")
 
@@ -95,7 +95,7 @@ def show_record(record: "Record", fields: tuple[str, ...]) -> Iterator["Record"]
 
 
 def show_plan(planned: "Plan") -> Iterator["Plan"]:
-    """Yield the plan of a command, and print what it would do, and where each of its settings comes from."""
+    """Yield the plan of a command; print what it would do, and the source of each setting."""
     from tasks import config
 
     yield planned
@@ -107,8 +107,8 @@ def show_plan(planned: "Plan") -> Iterator["Plan"]:
 
 
 def print_classes(result: "EvaluationResult", most: int | None = None) -> None:
-    """Print precision, recall, f1 and the number of test examples of each class or label; of more than ``most``, those
-    with the lowest f1."""
+    """Print precision, recall, f1 and the number of test examples of each class or label, or of the ``most`` with the
+    lowest f1."""
     if not result.classes:
         return
     from tasks.reports.tables import class_rows
@@ -152,7 +152,7 @@ def _interval(ends: tuple[float, float] | None, sign: str = "") -> str:
 
 
 def format_moment(moment: str) -> str:
-    """Return a time in the local time zone, with the year only if it is another one."""
+    """Return a time in the local time zone, with the year only if it is not the current one."""
     local, now = datetime.fromisoformat(moment).astimezone(), datetime.now().astimezone()
     return local.strftime("%m-%d %H:%M" if local.year == now.year else "%Y-%m-%d")
 

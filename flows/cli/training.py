@@ -34,7 +34,7 @@ FOLDED = {
     "compute": "com-\npute", "collectives": "collec-\ntives", "input wait": "input\nwait", "peak MB": "peak\nMB",
     "95% interval": "95%\ninterval",
 }  # fmt: skip
-"""Headings in two short lines, so that the tables of a comparison fit into 80 columns."""
+"""Headings in two short lines, so that a comparison's tables fit into 80 columns."""
 STRATEGIES = option(
     "--strategies",
     "The strategies; `stratagem strategies` lists them.",
@@ -107,13 +107,13 @@ def run(
 
 
 def _run_flow(name: str, settings: "Settings", *given: Any) -> Any:
-    """Return what the flow flows.NAME.NAME returns for its parameters."""
+    """Run the flow flows.NAME.NAME with these parameters, and return its result."""
     from flows.operate import prefect_server
     from tasks.process import client
     from tasks.system.machine import without_collections
 
     prefect_server.set_environment(is_verbose())
-    # They import their framework while this process imports Prefect; those of a cluster start only for a training.
+    # They import their framework while this process imports Prefect; a cluster's processes start only for a training.
     client.start_processes(settings, with_cluster=name == "training")
     server = prefect_server.start_server()
     with without_collections():
@@ -134,7 +134,7 @@ def _check_resume(
     fresh: bool,
     if_changed: bool = False,
 ) -> None:
-    """Reject options that contradict each other, and resuming a run that is a different training."""
+    """Refuse options that contradict each other, and resuming a run with another training."""
     from tasks import config
     from tasks.operations import preconditions
     from tasks.runs.entries import resolve
@@ -156,7 +156,7 @@ def _check_resume(
             "Omit it, or add --set strategy.launcher=local"
         )
     preconditions.check_remote(settings, resume)
-    # Settings that depend on the data are compared after these are prepared.
+    # Settings that follow the data are compared later, when the data are prepared.
     if resume is not None:
         named = resolve(resume, settings.dataset.name)
         refuse_other_training(settings, named, allow_changes or config.follows_data(recipes, settings))

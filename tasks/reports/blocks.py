@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from tasks.reports.charts import Chart
 from tasks.reports.tables import markdown_table
@@ -29,7 +29,7 @@ class TableBlock:
     num_texts: int = 1
     title: str = ""
     folded: bool = False
-    """A collapsed block, which a click on its title opens."""
+    """Whether it is collapsed until a click on its title."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Figure:
     charts: Sequence[Chart]
     caption: str = ""
     wide: bool = False
-    """A chart in its original size, in a scrollable box."""
+    """Whether its chart keeps its size, in a scrollable box."""
 
 
 @dataclass(frozen=True)
@@ -99,18 +99,14 @@ def write(path: Path, title: str, sections: Sequence[ReportSection], partial: st
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_written_out,
+        # A browser would not show control characters, so they become visible escapes.
+        finalize=lambda value: type(value)(printable(value, keep="\n")) if isinstance(value, str) else value,
     )
     template = environment.get_template("report.html.j2")
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as temporary:
         temporary.write_text(template.render(title=title, partial=partial, sections=sections), encoding="utf-8")
     return path
-
-
-def _written_out(value: Any) -> Any:
-    """Return a text or markup with visible escapes for control characters, which a browser would not show."""
-    return type(value)(printable(value, keep="\n")) if isinstance(value, str) else value
 
 
 def as_markdown(title: str, sections: Sequence[ReportSection]) -> str:

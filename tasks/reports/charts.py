@@ -1,7 +1,7 @@
-"""Builds every chart of this project once with Matplotlib and saves it as an SVG for a page, with colours that follow
-the reader's light or dark mode, and as a PNG for MLflow and Prefect.
+"""Draws charts with Matplotlib: as SVG for a page, with colours for light and dark mode, and as PNG for MLflow and
+Prefect.
 
-Matplotlib is imported only to build a chart, because commands that print tables answer in half a second.
+Only functions that draw import Matplotlib, because commands that print tables must answer in half a second.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from tasks.system import units
 from tasks.system.errors import cut
 
 COLOURS = ("#0068b5", "#c8500a", "#00815d", "#a8478a")
-"""Blue, orange, green and purple of Okabe and Ito (2008), darker: distinguishable with any colour vision."""
+"""Darker versions of Okabe and Ito's (2008) blue, orange, green and purple, distinguishable with any colour vision."""
 MARKERS, LINES = ("o", "s", "^", "D"), ("-", "--", "-.", ":")
 """The marker and the line style of each colour, for readers who cannot see colours."""
 INK, SOFT, RULE, PAGE = "#1b1f24", "#5b6470", "#d9dee4", "#ffffff"
 PAGE_COLOURS = {INK: "var(--ink)", SOFT: "var(--soft)", RULE: "var(--rule)", PAGE: "var(--page)"} | {
     colour: f"var(--c{place})" for place, colour in enumerate(COLOURS)
 }
-"""The page's style has two values for each of these: light and dark."""
+"""The page's style gives each of these a light and a dark value."""
 STYLE = {
     "axes.axisbelow": True, "axes.edgecolor": RULE, "axes.facecolor": "none", "axes.labelcolor": INK,
     "axes.spines.right": False, "axes.spines.top": False, "figure.facecolor": "none", "font.size": 11,
@@ -42,11 +42,11 @@ FONTS = (
     "DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Hiragino Sans", "Microsoft YaHei", "Arial Unicode MS",
     "STIXGeneral",
 )  # fmt: skip
-"""A character is drawn with the first of these fonts that is installed and has it."""
+"""Each character is drawn in the first installed font that has it."""
 INCH = 72
 """Pixels per inch."""
 WIDTH, HEIGHT = 365, 250
-"""The size of most charts in pixels: one fits on a telephone, three side by side on a page of 1,200 pixels."""
+"""The size of most charts in pixels: a phone has room for one, a page of 1,200 pixels for three side by side."""
 LETTER = 6.6
 """The average width of a letter in pixels."""
 MAX_NAME = 26
@@ -60,8 +60,6 @@ SHADES = 10
 
 Numbers: TypeAlias = Any
 """A sequence or an array of numbers."""
-Range: TypeAlias = tuple[str, float, float, float]
-"""A name, the lower end, the value, the upper end."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ class Chart:
 
     def _write(self, target: Any, **options: Any) -> None:
         with _style({"svg.hashsalt": self.alt}), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # No font of this machine has it.
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # No installed font has it.
             self.figure.savefig(target, **options)
 
 
@@ -178,7 +176,7 @@ def plot(
             axes.plot(*zip(*reference, strict=True), color=INK, linewidth=1, linestyle="--")
         for name, place in (marks or {}).items():
             axes.axvline(place, color=INK, linewidth=1, linestyle="--")
-            below = any(np.interp(place, x, y) > middle for x, y in lines)  # Its name is where the lines are not.
+            below = any(np.interp(place, x, y) > middle for x, y in lines)  # Keep its name away from the lines.
             axes.annotate(
                 cut(name, MAX_NAME), (place, 0.02 if below else 0.98), (-3, 0), axes.get_xaxis_transform(),
                 textcoords="offset points", rotation=90, ha="right", va="bottom" if below else "top", fontsize=10,
@@ -215,7 +213,7 @@ def _draw_series(axes: Any, series: Iterable[Series]) -> None:
 
 
 def _label_axes(axes: Any, x_label: str, y_label: str, whole: bool = False, log: bool = False) -> None:
-    """Label the axes, with the y label above its axis, because labels are long and telephones narrow."""
+    """Label the axes, with the y label above its axis, because labels are long and phones narrow."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
     axes.set_xlabel(cut(x_label, 48))
@@ -299,8 +297,13 @@ def bars(title: str, shown: Mapping[str, float], form: str = ",.6g") -> Chart:
     return Chart(axes.figure, title)
 
 
-def ranges(title: str, lines: Sequence[Range], shown: Callable[[float], str], from_zero: bool = True) -> Chart:
-    """Draw one line per name from the lower to the upper end of its range, with a dot at the value."""
+def ranges(
+    title: str,
+    lines: Sequence[tuple[str, float, float, float]],
+    shown: Callable[[float], str],
+    from_zero: bool = True,
+) -> Chart:
+    """Draw one line per (name, lower end, value, upper end), with a dot at the value."""
     with _rows(title, [name for name, *_ in lines], left=182, right=66, height=26, bottom=22) as axes:
         axes.grid(linewidth=0.8)
         for place, (_, low, value, high) in enumerate(lines):
@@ -329,7 +332,7 @@ def confusion_matrix(evaluation: EvaluationResult) -> Chart:
     named = range(0, num, math.ceil(9.5 / side))
     room = max(map(len, names)) * 0.62 * size
     upright = room > side
-    drawn = max(num * side, 200)  # Two classes are a small square, and what is beside it needs room.
+    drawn = max(num * side, 200)  # The labels beside the small square of two classes need room.
     shades = np.ceil(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * SHADES).astype(int)
     with _axes(
         drawn + room + 40, drawn + (room if upright else 16) + 60, left=room + 30, top=24, right=10,
@@ -367,8 +370,7 @@ def parity(true: Numbers, predicted: Numbers, name: str = "target") -> Chart:
 
 
 def predictions(evaluation: EvaluationResult) -> Chart:
-    """Draw predicted against true values: a confusion matrix of classes, the F1 of labels, or a
-    regression's numbers."""
+    """Draw a confusion matrix of classes, the F1 of labels, or a regression's predicted against true numbers."""
     if evaluation.confusion_matrix:
         return confusion_matrix(evaluation)
     if evaluation.classes:

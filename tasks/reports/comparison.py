@@ -1,7 +1,7 @@
 """The tables, remarks, charts and conclusions of a comparison, for the terminal and for its pages.
 
-A conclusion is limited to what the figures support: a difference about which the rounds disagree does not count, and a
-part of a step that was not measured cannot be the reason."""
+A conclusion claims only what the figures support: no difference if the rounds disagree about it, and no reason from a
+part of a step that was not measured."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +17,9 @@ from tasks.system import files, units
 NOISY = 1.5
 """If the largest speed-up of the rounds is this many times the smallest, the measurement is too noisy."""
 SMALL = 0.05
-"""The minimum share of a step for an excess to count as a reason."""
+"""An excess that takes a larger share of a step is a reason."""
 NOTHING = 0.005
-"""The same for collectives, the usual reason for slower training on several devices: reported from 1% on."""
+"""The same for collectives, the usual reason for slower training on several devices."""
 BACKENDS = {"jax": "JAX", "tensorflow": "TensorFlow"}
 WORDS = {"input_wait": "the wait for input", "host": "Python, launching and copies"}
 
@@ -40,7 +40,7 @@ def _replicas(row: ComparisonRow) -> str:
 
 
 def _relative(row: ComparisonRow, value: float | None, form: str, same: float) -> str:
-    """Return a speed-up or an efficiency as text, with ~ if the rounds disagree whether it is a gain or a loss."""
+    """Return a speed-up or an efficiency as text, with ~ if the rounds disagree on whether it is a gain."""
     unsure = row.speed_up_range is not None and not row.differs
     return f"~{same:{'.0%' if form == '.0%' else '.0f'}}" if unsure else _number(value, form)
 
@@ -159,7 +159,7 @@ def sections(comparison: Comparison) -> list[ReportSection]:
 
 
 def _charts(rows: Sequence[ComparisonRow]) -> list[Block]:
-    """Return a chart for each figure of the rows: the median with the range of the rounds, or with the interval."""
+    """Return a chart for each figure of the rows: the median and the range of the rounds, or the interval."""
     drawn = [
         _medians("examples/s", rows, lambda one: one.examples_per_second or None),
         _metric_chart(rows),
@@ -369,10 +369,9 @@ def metric_base(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
 
 
 def _metric_findings(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Return whether the rows differ in the headline metric of their task by more than chance in the test examples.
+    """Return whether the rows' headline metrics differ, by the intervals of their differences on the same examples.
 
-    By the intervals of the differences on the same examples: where those of two rows overlap, the difference may still
-    be sure.
+    A difference can be certain even if the intervals of two rows overlap.
     """
     base = metric_base(rows)
     found = [row for row in rows if row.differences]

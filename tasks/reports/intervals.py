@@ -6,8 +6,8 @@ group in turn. Its variance is (g - 1) / g times the sum of the squared deviatio
 (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11; Shao and Tu, The Jackknife and Bootstrap,
 1995, section 2.3). The same applies to the difference between two models on the same examples.
 
-If two runs were evaluated on the same test rows, predictions are compared example by example: most rows are easy for
-both, so the difference between two runs is more certain than their intervals suggest.
+Predictions of two runs for the same test rows are compared example by example: most rows are easy for both, so the
+difference is more certain than the intervals of the runs suggest.
 """
 
 import math
@@ -20,10 +20,10 @@ from tasks import config
 from tasks.evaluation import evidence
 from tasks.evaluation.evidence import Interval
 from tasks.modeling import metrics
-from tasks.records import Comparison, ComparisonRow, MetricPair, Run, RunDifference
+from tasks.records import Comparison, ComparisonRow, MetricPair, Run
 from tasks.reports.comparison import metric_base
 from tasks.reports.material import Material, load
-from tasks.runs import entries, listing
+from tasks.runs import entries
 from tasks.system.errors import UserError
 
 TEST = "test/"
@@ -50,8 +50,7 @@ def of_metric(material: Material, name: str) -> Interval | None:
 
 
 def each(material: Material, name: str) -> Numbers | None:
-    """Return the values of the test examples, (n,), whose mean is the metric; None if it is not a mean or is
-    unsupported."""
+    """Return the values of the test examples, (n,), whose mean is the metric; None if it is not such a mean."""
     labels, outputs = material.predicted
     if name == "loss":
         return _losses(material)
@@ -88,8 +87,7 @@ def of_share(right: npt.NDArray[Any]) -> Interval:
 
 
 def _losses(material: Material) -> Numbers | None:
-    """Return the loss of each example, (n,), if the loss is the mean of the task's default loss, without losses of the
-    model's own."""
+    """Return the default loss of the task for each example, (n,); None if their mean is not the measured loss."""
     labels, outputs = material.predicted
     if material.task == "classification":
         each = -np.log(np.maximum(material.probabilities[np.arange(len(labels)), labels], 1e-300))
@@ -106,8 +104,8 @@ def _losses(material: Material) -> Numbers | None:
 
 
 def without_groups(material: Material, name: str) -> Numbers | None:
-    """Return the metric without each group of test examples, (groups,); None for a user-defined metric or a metric of
-    another task. Two models with the same number of examples have the same groups."""
+    """Return the metric without each group of test examples, (groups,); None for a user-defined metric or another
+    task's. Two models with the same number of examples have the same groups."""
     known, (labels, outputs) = metrics.of_task(material.task), material.predicted
     if name not in known:
         return None
@@ -123,7 +121,7 @@ def interval_by_groups(value: float, without: Numbers) -> Interval:
     """Return the 95% interval of a metric, or of a difference, from its values without each group."""
     from scipy.special import stdtrit
 
-    without = without[~np.isnan(without)]  # A class may be in one group alone.
+    without = without[~np.isnan(without)]  # A class may be in only one group.
     groups = len(without)
     if groups < 2:
         return Interval(float("nan"), float("nan"))
@@ -132,26 +130,10 @@ def interval_by_groups(value: float, without: Numbers) -> Interval:
     return Interval(value - far, value + far)
 
 
-def differences(first: Run, second: Run) -> RunDifference:
-    """Return what differs between two runs, and their test metrics with intervals.
-
-    Raises:
-        UserError: params.yaml cannot be read.
-    """
-    metrics, same = compare(first, second)
-    return RunDifference(
-        first=first.run_id,
-        second=second.run_id,
-        differences=listing.compare(first, second),
-        metrics=metrics,
-        same_test_rows=same,
-    )
-
-
 def compare(first: Run, second: Run) -> tuple[dict[str, MetricPair], bool]:
     """Return each test metric of two runs, and whether both have predictions for the same test rows.
 
-    A run that was not evaluated has no metric.
+    A run that was not evaluated has no metrics.
     """
     sides = [load(run) for run in (first, second)]
     same = _same_rows(*sides)
@@ -161,8 +143,8 @@ def compare(first: Run, second: Run) -> tuple[dict[str, MetricPair], bool]:
 
 
 def with_intervals(comparison: Comparison) -> Comparison:
-    """Add the interval of each row's headline metric and of its difference from ``metric_base``, computed from the
-    predictions of the rows' first trainings if they exist."""
+    """Add the interval of each row's headline metric, and of its difference from ``metric_base``, if the predictions of
+    the first trainings exist."""
     rows = list(map(_with_interval, comparison.rows))
     base = metric_base(rows)
     first = _material_of(base) if base is not None else None
@@ -187,12 +169,12 @@ def _with_difference(row: ComparisonRow, first: Material, name: str) -> Comparis
 
 
 def _material_of(row: ComparisonRow) -> Material | None:
-    """Return what there is of the first training of a row that worked."""
+    """Return the data of a row's first training; None if it failed."""
     if row.reason is not None or row.run_id is None:
         return None
     try:
         return load(entries.find_run(row.run_id))
-    except UserError:  # A record of it cannot be read; the figures stand without it.
+    except UserError:  # A record cannot be read; the row keeps its figures.
         return None
 
 
@@ -224,7 +206,7 @@ def _pair(name: str, sides: list[Material], values: list[float | None], same: bo
 
 
 def _paired(name: str, first: Material, second: Material, difference: float) -> evidence.Interval | None:
-    """Return the interval of a difference on the same rows: see ``intervals``."""
+    """Return the interval of a difference on the same rows; see this module."""
     before, after = each(first, name), each(second, name)
     if before is not None and after is not None:
         return of_scores(after - before)

@@ -1,4 +1,4 @@
-"""The data for a report: the records of a run, the outputs for the test examples, and these examples."""
+"""The data for a report: the records of a run, and the test examples with their outputs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from tasks.runs import outcome
 
 @dataclass(frozen=True)
 class Material:
-    """The known data of a run."""
+    """The data of a run that are known."""
 
     run: Run
     folder: Path
@@ -49,7 +49,7 @@ class Material:
 
     @property
     def task(self) -> Task:
-        """The task; classification for a run that was not evaluated and whose data are gone."""
+        """The task; classification if the run was not evaluated and its data are gone."""
         if self.evaluation is None:
             return self.prepared.target.task if self.prepared else "classification"
         if self.evaluation.confusion_matrix:
@@ -75,7 +75,7 @@ class Material:
 
     @property
     def predicted(self) -> Predictions:
-        """The predictions; only for sections that have checked that there are any."""
+        """The predictions, for sections that have checked that they exist."""
         if self.predictions is None:
             raise ValueError("there are no predictions")
         return self.predictions

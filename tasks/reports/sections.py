@@ -1,5 +1,4 @@
-"""The sections of a run's report: the quality of the model, its origin, the time, the data, single test examples and
-parts of the test split."""
+"""The sections of a run's report: the quality of the model, its origin, the time, the data, test examples, slices."""
 
 import base64
 import contextlib
@@ -33,7 +32,7 @@ TABLE_COLUMNS = 8
 WORDS = 60
 SHOWN_SLICES = 20
 CLASSES = 20
-"""The number of classes that a table shows; it folds the others."""
+"""The number of classes that are not folded."""
 MAX_PAIRS = 20
 MAX_POINTS = 1000
 """The number of test examples in the sample for a chart of errors."""
@@ -209,7 +208,7 @@ def parity(material: Material) -> ReportSection | None:
 
 
 def origin(material: Material) -> ReportSection:
-    """Return which model was trained on which data, and the settings that differ from params.yaml."""
+    """Return the model, its data, and the settings that differ from params.yaml."""
     run, evaluation = material.run, material.evaluation
     evaluated = evaluation.checkpoint if evaluation is not None else None
     rows = run_rows(run, material.training, evaluated, material.registered)
@@ -228,7 +227,7 @@ def origin(material: Material) -> ReportSection:
 
 
 def time(material: Material) -> ReportSection | None:
-    """Return the section on the time of each stage."""
+    """Return the time of each stage."""
     training = material.training
     blocks: list[Block] = []
     parts = {name: seconds for name, seconds in material.seconds.items() if name != "total"}
@@ -260,7 +259,7 @@ def augmented(material: Material) -> ReportSection | None:
 
 
 def data(material: Material) -> ReportSection:
-    """Return the source of the data and the sizes of their splits."""
+    """Return the source of the data, and the sizes of the splits."""
     prepared = material.prepared
     if prepared is None:
         return ReportSection("Data", [Text("The prepared data are missing.")])
@@ -295,8 +294,8 @@ def _splits(prepared: PreparedDataset) -> TableBlock:
 
 
 def mistakes(material: Material) -> ReportSection | None:
-    """Return the worst examples: the most confident mistakes for classes, the highest probability of a wrong label for
-    labels, the largest error for a regression."""
+    """Return the worst examples: the most confident wrong classes, the most probable wrong labels, or the largest
+    errors of a regression."""
     if material.predictions is None:
         return None
     title = "Largest errors" if material.task == "regression" else "Most confident mistakes"
@@ -332,7 +331,7 @@ def mistakes(material: Material) -> ReportSection | None:
 
 
 def _worst(material: Material) -> list[tuple[int, str, str]]:
-    """Return row, true and predicted value of the worst examples, the worst first."""
+    """Return the row, true and predicted value of each of the worst examples, the worst first."""
     labels, outputs = material.predicted
     if material.task == "regression":
         rows = _largest(np.nan_to_num(material.scores, nan=np.inf), above=-1)
@@ -382,7 +381,7 @@ def data_uri(pixels: npt.NDArray[np.uint8]) -> str:
 
 
 def _rows(test: TestExamples, worst: list[tuple[int, str, str]]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Return header and lines of a table of examples: true value, predicted value, and features."""
+    """Return the header and lines of a table of examples: true value, predicted value, and features."""
     names: list[str] = []
     lines = [[str(row), *told] for row, *told in worst]
     for name, feature in test.prepared.features.items():

@@ -1,4 +1,4 @@
-"""Shows a sweep in a terminal, as a file and as a page: its trials, their values, and the final training."""
+"""The tables, remarks, charts and page of a sweep: its trials, their values, and the final training."""
 
 import itertools
 from collections import Counter
@@ -32,7 +32,7 @@ def short_names(keys: Sequence[str]) -> list[str]:
 
 
 def ranked(sweep: Sweep) -> list[Trial]:
-    """Return the trials: complete ones, the best first; pruned ones, the longest trained first; then the others."""
+    """Return the trials: the complete ones from the best, the pruned ones from the longest, then the others."""
     sign = 1 if sweep.plan.lower_is_better else -1
     order = ("complete", "pruned", "running", "failed")
 
@@ -141,7 +141,7 @@ def _outcome(sweep: Sweep) -> ReportSection:
 
 
 def _dots(sweep: Sweep, place_of: Callable[[Trial], float]) -> list[Series]:
-    """Return one series of dots per state, of the trials with a value at ``place_of``."""
+    """Return a series of dots for each state: the value of each trial at ``place_of``."""
     shown = [one for one in sweep.trials if one.state in STATES and one.value is not None]
     dots = []
     for state, (label, colour) in STATES.items():
@@ -152,7 +152,7 @@ def _dots(sweep: Sweep, place_of: Callable[[Trial], float]) -> list[Series]:
 
 
 def _progress(sweep: Sweep) -> ReportSection:
-    """Return the values in the order of the trials with the best so far, and each trial's curve."""
+    """Return the values in the order of the trials, the best so far, and each trial's curve."""
     better, metric = (min if sweep.plan.lower_is_better else max), sweep.plan.metric
     whole = [(one.number, one.value) for one in sweep.trials if one.state == "complete" and one.value is not None]
     best = list(itertools.accumulate((value for _, value in whole), better))

@@ -20,7 +20,7 @@ from tasks.records import (
 from tasks.system import units
 
 MAX_MOMENTS = 4
-"""The maximum number of means and deviations: enough for an image's channels, while thousands would not fit a line."""
+"""The maximum number of means and deviations in a line: enough for an image's channels."""
 
 
 def history_table(training: TrainingResult, path: Path) -> Path:
@@ -31,7 +31,7 @@ def history_table(training: TrainingResult, path: Path) -> Path:
 
 
 def predictions_table(evaluation: EvaluationResult, path: Path) -> Path:
-    """Write a CSV file with one row (actual, predicted) per example, for DVC's confusion template; none for labels."""
+    """Write a CSV file with one row (actual, predicted) per example, for DVC's confusion template; labels have none."""
     if evaluation.predictions:
         return write_csv(path, ["actual", "predicted"], evaluation.predictions)
     names = [entry.name for entry in evaluation.classes]
@@ -76,8 +76,8 @@ def write_csv(path: Path, header: list[str], rows: Sequence[Sequence[object]]) -
 
 
 def records_table(entries: Sequence[Record], path: Path) -> Path:
-    """Write records as CSV, one per line, with unrounded numbers; a column of a nested value has a name such as
-    ``metrics.test/accuracy``. Return the path."""
+    """Write records as CSV, one per line, with unrounded numbers and columns such as ``metrics.test/accuracy``; return
+    the path."""
     import pandas
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,12 +93,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], num_tex
 
 
 def describe_columns(name: str, feature: Feature) -> list[tuple[str, str, str]]:
-    """Return name, kind and statistics of each column of a feature, or of a feature without columns.
-
-    Args:
-        name: of the feature.
-        feature: with what was fitted on the training split.
-    """
+    """Return the name, kind and statistics of each column of a feature, or of a feature without columns."""
     if not feature.columns:
         return [(name, feature.kind, moments(feature.mean, feature.deviation))]
     rows: list[tuple[str, str, str]] = []
@@ -106,10 +101,10 @@ def describe_columns(name: str, feature: Feature) -> list[tuple[str, str, str]]:
     for number, column in enumerate(feature.columns):
         told = ""
         if feature.vocabulary_sizes:
-            count = feature.vocabulary_sizes[number] - 2  # Without the missing and the unknown.
+            count = feature.vocabulary_sizes[number] - 2  # Without the indices for missing and unknown values.
             what = "word" if column.kind == "text" else "value"
             told = f"one {what} alone" if count == 1 else f"{count:,} different {what}s"
-        elif column.quantiles:  # The mean is of its places among them.
+        elif column.quantiles:  # Its mean is one of quantiles.
             told = f"from {_numbers(column.quantiles[:1])} to {_numbers(column.quantiles[-1:])}, scaled by quantiles"
         elif column.kind != "datetime":
             last = place + (column.width if feature.kind == "number" else len(feature.mean))
@@ -133,14 +128,7 @@ def _numbers(values: Sequence[float]) -> str:
 def run_rows(
     run: Run, training: TrainingResult | None, evaluated: str | None, registered: RegisteredModel | None
 ) -> dict[str, str]:
-    """Return what a run trained on which data and what became of its model, by name, without what is not known.
-
-    Args:
-        run: the run.
-        training: its training result, if it finished its training.
-        evaluated: the checkpoint that was evaluated.
-        registered: the result of its registration.
-    """
+    """Return the known facts about a run's origin, training and model, by name; ``evaluated`` is a checkpoint."""
     lineage = run.lineage
     package = f" (stratagem {lineage.package_version})" if lineage.package_version else ""
     rows = {
@@ -179,7 +167,7 @@ def run_rows(
 
 
 def result_rows(summary: RunSummary) -> dict[str, str]:
-    """Return the headline of a run's test, its other metrics, and what became of its model."""
+    """Return the headline metric of a run, its other metrics, and whether its model was registered."""
     measured = {key.removeprefix("test/"): units.metric(value) for key, value in summary.metrics.items()}
     measured.pop("loss", None)
     headline = next(name for name in HEADLINES.values() if name in measured)
@@ -195,7 +183,7 @@ def result_rows(summary: RunSummary) -> dict[str, str]:
 
 
 def summary_rows(summary: RunSummary, restarts: Iterable[str] = ()) -> dict[str, str]:
-    """Return what a run has done, by name; ``restarts`` are the reasons why its workers restarted."""
+    """Return the facts about a finished run, by name; ``restarts`` are the reasons why its workers restarted."""
     speed = f", {summary.examples_per_second:,.0f} examples/s" if summary.examples_per_second is not None else ""
     replicas = units.count(summary.num_replicas, "replica")
     return {
