@@ -154,11 +154,7 @@ def _chosen(what: str, names: Sequence[str], allowed: Mapping[str, object] | Seq
 
 
 def _split(overrides: Mapping[str, Any], kinds: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the settings of all strategies, and those of each one.
-
-    Raises:
-        UserError: a key has its own option, or no strategy has it.
-    """
+    """Return the settings of all strategies, and those of each one; refuse keys with their own options."""
     known = {kind: section.model_fields.keys() - {"kind"} for kind, section in config.strategy_kinds().items()}
     common: dict[str, Any] = {}
     own: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}

@@ -6,7 +6,6 @@ its server before it starts a task with tags, and a run must be able to continue
 """
 
 import contextlib
-import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,6 @@ DATASET = "on {settings.dataset.name}"
 STRATEGY = DATASET + ", {settings.strategy.kind}"
 LOOP = STRATEGY + " {settings.train.loop}"
 LOOK_SECONDS = 1.0
-Logger = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 
 async def _download_broke_off(task: Task[..., object], task_run: TaskRun, state: State[object]) -> bool:
@@ -84,7 +82,7 @@ def epochs_logged(run: Run, look_seconds: float = LOOK_SECONDS) -> Iterator[None
     The lines come from the metrics file of the stage process, so the log is the same wherever the stage runs.
     """
     path = config.project_root() / run.folder / "metrics.jsonl"
-    logger: Logger = get_run_logger()
+    logger = get_run_logger()
     ended = threading.Event()
     begin = len(_lines(path))  # Earlier epochs are in the log of an earlier flow run.
 

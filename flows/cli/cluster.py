@@ -205,11 +205,7 @@ def plan(
 
 
 def _examples_a_device(settings: "Settings", devices: int) -> int:
-    """Return the number of examples per device and step.
-
-    Raises:
-        UserError: the global batch does not divide.
-    """
+    """Return the number of examples per device and step; refuse a global batch that is not divisible."""
     if settings.train.per_replica_batch_size is not None:
         return settings.train.per_replica_batch_size
     size = settings.train.global_batch_size or 0

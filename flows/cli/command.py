@@ -165,7 +165,6 @@ def ending(quiet: bool = False, verbose: bool = False, debug: bool = False) -> I
 
 
 def _explained(error: Exception) -> StratagemError:
-    """Return a single message for an error of another library."""
     from tasks.system import messages
 
     if (explained := messages.explain(error, "the project's folder, or Prefect's,")) is not None:

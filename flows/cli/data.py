@@ -65,11 +65,7 @@ def add(
 
 
 def _described(overrides: list[str]) -> dict[str, Any]:
-    """Return the entries of data/NAME/params.yaml.
-
-    Raises:
-        UserError: a setting of something else.
-    """
+    """Return the entries of data/NAME/params.yaml; refuse other settings."""
     from tasks import config
 
     values: dict[str, Any] = {}
@@ -145,7 +141,6 @@ def print_dataset(prepared: "PreparedDataset") -> None:
 
 
 def _print_columns(prepared: "PreparedDataset") -> None:
-    """Print the kind, the number of missing values and the statistics of each column."""
     from tasks.reports.tables import describe_columns, moments
 
     rows = [row for name, feature in prepared.features.items() for row in describe_columns(name, feature)]

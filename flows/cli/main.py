@@ -92,18 +92,15 @@ class Lists(Commands):
 
 
 def _named(*functions: Function) -> dict[str, Function]:
-    """Return commands by their names."""
     return {function.__name__.strip("_"): function for function in functions}
 
 
 def _epilog(name: str) -> str | None:
-    """Return the examples in a command's help."""
     lines = "".join(f"\n  {line}" for line in EXAMPLES.get(name, ()))
     return f"\b\nExamples:{lines}" if lines else None
 
 
 def _group(help: str, functions: dict[str, Function]) -> typer.Typer:
-    """Return a group of commands."""
     group = typer.Typer(cls=Lists, help=help)
     for own, function in functions.items():
         group.command(own, cls=Command, epilog=_epilog(own))(command(function))

@@ -303,7 +303,6 @@ def trace(
 
 
 def _grow(branch: Tree, links: "Iterable[Link]") -> None:
-    """Add links to a branch, each with its own sources or products."""
     for number, link in enumerate(links):
         if number == MAX_LINKS:
             branch.add(Text("and more: --json shows all"))

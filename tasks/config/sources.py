@@ -300,15 +300,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _read_text(text: str, where: str) -> Any:
-    """Return the value of a YAML text without aliases, with all keys as texts.
-
-    Args:
-        text: the YAML.
-        where: the file or option that contains it, for the message.
-
-    Raises:
-        UserError: it is too long, or is not such YAML.
-    """
+    """Return the value of a YAML text without aliases, with all keys as texts; ``where`` begins a message."""
     if len(text) > MAX_TEXT:
         raise UserError(f"{where}: it has {len(text):,} characters, but settings may have at most {MAX_TEXT:,}")
     try:

@@ -136,11 +136,7 @@ def _bring_up_to_date(
 
 
 def _without_source(name: str, source: str, force: bool) -> PreparedDataset:
-    """Return the prepared data of a missing source, such as data that `dvc pull` fetched.
-
-    Raises:
-        UserError: the prepared data are missing, too, or must be prepared again.
-    """
+    """Return the prepared data of a missing source, such as data that `dvc pull` fetched; refuse outdated data."""
     if force or lineage.data_version(name) is None:
         raise UserError(
             f"dataset.source = '{source}' does not exist: restore it, or correct its path in data/{name}/params.yaml"

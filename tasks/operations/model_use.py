@@ -14,8 +14,6 @@ from tasks.tracking import trained_models
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet", ".html": "html"}
 """The format of a file by its extension."""
-STREAMED = ("csv", "jsonl")
-"""The formats for standard output."""
 
 
 def predict(
@@ -105,7 +103,7 @@ def _format_of(output: Path | None, format: str | None) -> str:
     if format is not None and format not in known:
         raise UserError(errors.one_of("--format", format, known))
     if output is None:
-        if format not in (None, *STREAMED):
+        if format not in (None, "csv", "jsonl"):
             raise UserError(f"--format {format} needs a file: use --output FILE.{format}")
         return format or "jsonl"
     found = format or FORMATS.get(output.suffix.lower())

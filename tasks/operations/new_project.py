@@ -35,8 +35,6 @@ DVC = {
         ".venv\nmlruns\n__pycache__\n.dvc_site\n"
     ),
 }
-ONLY_IN_A_CHECKOUT = ("      - requirements.lock\n", "      - tasks\n")
-"""Dependencies of the stages that only exist in a checkout."""
 
 
 def make(folder: Path, git: bool | None = None, only_look: bool = False) -> NewProject:
@@ -86,7 +84,6 @@ def _refuse(folder: Path) -> None:
 
 
 def _write(folder: Path) -> None:
-    """Write all files of a project."""
     code = config.code_root()
     texts = dict(DVC) | {".gitignore": GITIGNORE, "mlruns/.gitkeep": ""}
     for file in [code / name for name in ("params.yaml", "dvc.yaml", "prefect.yaml")] + [
@@ -96,7 +93,7 @@ def _write(folder: Path) -> None:
     # These lines refer to files that the project does not have.
     texts["params.yaml"] = re.sub(r"(?m)^#.* tasks/.*\n", "", texts["params.yaml"])
     texts["dvc.yaml"] = texts["dvc.yaml"].replace("python -m tasks", dataset_folder.INSTALLED_COMMAND)
-    for line in ONLY_IN_A_CHECKOUT:
+    for line in ("      - requirements.lock\n", "      - tasks\n"):  # Only a checkout has these dependencies.
         texts["dvc.yaml"] = texts["dvc.yaml"].replace(line, "")
     # Name a flow by its module, because the project does not have its file.
     texts["prefect.yaml"] = re.sub(r"flows/(\w+)\.py:(\w+)", r"flows.\1.\2", texts["prefect.yaml"])

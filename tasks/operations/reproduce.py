@@ -122,10 +122,7 @@ def write_commit(commit: str, folder: Path) -> None:
 
 
 def _apply(diff: Path, folder: Path) -> list[str]:
-    """Apply a run's ``records/uncommitted.diff`` to the checkout of a commit.
-
-    Return a line for each change that is not in the diff, or cannot be applied.
-    """
+    """Apply a run's uncommitted changes to a checkout; return a line for each that is missing or cannot be applied."""
     import pygit2
 
     text, *parts = PART.split(diff.read_bytes().decode())  # Keeps the line endings.
@@ -214,12 +211,8 @@ def _changes(
 ) -> Iterator[Change]:
     """Yield the differences between today and the run's training, and whether the run's own value is restored.
 
-    Args:
-        run: the run.
-        settings: its settings.
-        folder: a checkout of its commit.
-        missing: uncommitted changes that could not be applied.
-        data: the source of its data; None if they are not here.
+    ``missing`` are uncommitted changes that are not in the checkout, and ``data`` is where its data are, if they are
+    here.
     """
     for one in run.changed:  # The new training uses only the last values.
         last = str(one.now) if one.kind in ("code", "data") else json.dumps(one.now)

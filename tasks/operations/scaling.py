@@ -45,7 +45,6 @@ QUANTITIES: dict[str, tuple[Mapping[str, float], str]] = {
     "--checkpoint": (SECONDS, f"{A_TIME} 1s; more than 0"),
 }  # fmt: skip
 """The units of an option's value, and what is allowed."""
-MAY_BE_ZERO = ("--latency", "--restart")
 
 
 @dataclass(frozen=True)
@@ -253,6 +252,6 @@ def read(option: str, text: str) -> float:
     value = float(found[1]) * units[found[2]] if found else math.nan
     if found and units is COUNTS:
         value = round(min(value, 1e18))
-    if not (0 < value < 1e18 or (option in MAY_BE_ZERO and value == 0)):
+    if not (0 < value < 1e18 or (option in ("--latency", "--restart") and value == 0)):
         raise UserError(f"{option} = '{text}': use {allowed}")
     return value

@@ -11,7 +11,7 @@ from tasks.records import Comparison, Limits, PreparedDataset, Run, Sweep, Trial
 from tasks.reports import comparison as comparison_page
 from tasks.reports import intervals
 from tasks.reports import sweep as sweep_page
-from tasks.reports.comparison import concluded
+from tasks.reports.comparison import findings
 from tasks.reports.tables import records_table
 from tasks.runs import entries, lineage, outcome
 from tasks.system import units
@@ -121,7 +121,8 @@ def report_sweep(settings: config.Settings, *, run: Run, sweep: Sweep) -> None:
 def report_comparison(settings: config.Settings, *, run: Run, comparison: Comparison) -> Comparison:
     """Write a comparison's table and pages into its folder and into MLflow, and each row's figures into the row's runs.
     Return the comparison with the intervals of its measurements and the conclusions from them."""
-    comparison = concluded(intervals.with_intervals(comparison))
+    comparison = intervals.with_intervals(comparison)
+    comparison = comparison.model_copy(update={"finding": findings(comparison)})
     folder = config.project_root() / run.folder
     html, page = comparison_page.comparison_pages(comparison, folder)
     record = records.save(comparison, folder / "comparison.json")

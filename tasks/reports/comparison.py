@@ -183,7 +183,6 @@ def _medians(
 
 
 def _metric_chart(rows: Sequence[ComparisonRow]) -> Chart | None:
-    """Draw the headline metric of the rows that have its interval."""
     found = [(row, name, span) for row in rows for name, span in row.intervals.items()]
     if not found:
         return None
@@ -251,11 +250,6 @@ def _origin(comparison: Comparison) -> TableBlock:
     )
 
 
-def concluded(comparison: Comparison) -> Comparison:
-    """Return a comparison with its findings."""
-    return comparison.model_copy(update={"finding": findings(comparison)})
-
-
 def findings(comparison: Comparison) -> tuple[str, ...]:
     """Return the sentences about each row compared with one device, then about all speeds, then about the metric."""
     rows = [row for row in comparison.rows if row.reason is None]
@@ -277,7 +271,6 @@ def base_of(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonRow 
 
 
 def _sentence_of(row: ComparisonRow, base: ComparisonRow, comparison: Comparison) -> str:
-    """Return the sentence about a row's speed relative to its baseline."""
     name, against = row.name, base.strategy if row.loop == base.loop else base.name
     span = row.speed_up_range
     if span is not None and span[1] > NOISY * span[0]:

@@ -398,7 +398,6 @@ def _rows(test: TestExamples, worst: list[tuple[int, str, str]]) -> tuple[tuple[
 
 
 def _value(test: TestExamples, name: str, place: int, value: Any) -> str:
-    """Return a value of a column as text: a category's name, a day, or a number."""
     feature = test.prepared.features[name]
     if feature.kind == "category":
         return test.category(name, place, int(value))

@@ -13,7 +13,7 @@ from sklearn.datasets import load_diabetes
 
 from tasks import sweeps
 from tasks.reports import page as run_page
-from tasks.reports.comparison import comparison_pages, concluded
+from tasks.reports.comparison import comparison_pages, findings
 from tasks.reports.sweep import sweep_page
 from tests.browser.conftest import asked, said
 from tests.tasks import made_up
@@ -152,7 +152,9 @@ def test_the_report_of_each_task_fits_and_is_all_there(reports, page, task, widt
 @pytest.mark.in_ci(0)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_of_a_comparison_fits_and_is_all_there(tmp_path, page, width):
-    written, _ = comparison_pages(concluded(compared(*rows())), tmp_path)
+    comparison = compared(*rows())
+    comparison = comparison.model_copy(update={"finding": findings(comparison)})
+    written, _ = comparison_pages(comparison, tmp_path)
     shown = page("about:blank")
     look_at(shown, written, width)
     lines = shown.in_each_scheme("getComputedStyle(document.querySelector('svg [style*=\"var(--c0)\"]')).stroke")
