@@ -4,11 +4,16 @@ No test machine of this project has a TPU: the tests cover only TensorFlow's err
 https://www.tensorflow.org/guide/tpu.
 """
 
+import socket
+from urllib.parse import urlsplit
+
 import tensorflow as tf
 
 from tasks import config
 from tasks.strategies import Strategy, _copies
 from tasks.system.errors import UserError, cut, one_line, shown
+
+ANSWER_SECONDS = 10.0
 
 
 def build(section: config.Tpu) -> Strategy:
@@ -18,8 +23,12 @@ def build(section: config.Tpu) -> Strategy:
         UserError: TensorFlow does not find the TPU.
     """
     try:
+        place = urlsplit(section.tpu or "")
+        # Where nothing answers, TensorFlow waits without an error: it was ended after 40 minutes.
+        if place.scheme == "grpc":
+            socket.create_connection((place.hostname, place.port or 8470), ANSWER_SECONDS).close()
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(section.tpu)
-    except (tf.errors.OpError, RuntimeError, ValueError, OSError) as error:
+    except (tf.errors.OpError, RuntimeError, ValueError, OSError, OverflowError) as error:
         raise UserError(
             f"strategy.tpu = {shown(section.tpu)}: TensorFlow cannot use a TPU ({cut(one_line(error), 300)}). Set "
             "strategy.tpu=local on a TPU VM with the package tensorflow-tpu, strategy.tpu=grpc://ADDRESS:8470, or "

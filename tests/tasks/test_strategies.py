@@ -235,8 +235,15 @@ def test_a_global_batch_that_does_not_divide_is_refused_with_the_arithmetic(size
     assert error.value.exit_code == 2
 
 
-@pytest.mark.parametrize(("name", "told"), [(None, "ValueError: Please provide a"), ("local", "NotFoundError")])
-def test_without_a_tpu_tensorflow_says_so(monkeypatch, name, told):
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (None, "ValueError: Please provide a"),
+        ("local", "NotFoundError"),
+        ("grpc://127.0.0.1:1", "ConnectionRefusedError"),
+    ],
+)
+def test_without_a_tpu_one_message_says_so(monkeypatch, name, told):
     monkeypatch.delenv("TPU_NAME", raising=False)
     with pytest.raises(UserError, match=f"^strategy.tpu = {name!r}: TensorFlow cannot use a TPU \\({told}"):
         strategies.build(config.Tpu(kind="tpu", tpu=name))
