@@ -73,6 +73,7 @@ def _find_running(settings: config.Settings, cluster: config.Cluster | None) -> 
     return running if enough else None
 
 
+@atexit.register
 def stop_processes() -> None:
     """End the stage process of this thread, if there is one."""
     if _own.processes is not None:
@@ -96,17 +97,12 @@ def interrupt_other_threads() -> None:
         processes.first.send_signal(signal.SIGINT)
 
 
+@atexit.register  # It runs before `stop_processes`: atexit calls the last function first.
 def stop_other_threads() -> None:
     """End the stage processes of other threads, which are idle."""
     for processes in _running - {_own.processes}:
         _running.discard(processes)
         processes.close()
-
-
-@atexit.register
-def _stop_all() -> None:
-    stop_other_threads()
-    stop_processes()
 
 
 def peak_memory_bytes() -> int | None:

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from tasks import config, records
@@ -197,7 +196,8 @@ def show(run: Run) -> RunDetails:
     summary, ended = outcome.load_readable(run, RunSummary), outcome.status(run)
     evaluation = outcome.load_readable(run, EvaluationResult)
     folder = config.project_root() / run.folder
-    kept = [path for part in ("checkpoints", "models") for path in sorted(folder.glob(f"{part}/[!.]*"), key=_order)]
+    kept = sorted(folder.glob("checkpoints/[!.]*"), key=lambda path: int(path.name) if path.name.isdigit() else 0)
+    kept += sorted(folder.glob("models/[!.]*"))
     return RunDetails(
         run=line_of(run),
         record=run,
@@ -213,10 +213,6 @@ def show(run: Run) -> RunDetails:
         },
         reproduction=outcome.load_readable(run, Reproduction),
     )
-
-
-def _order(path: Path) -> tuple[int, str]:
-    return int(path.name) if path.name.isdigit() else 0, path.name
 
 
 def compare(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:

@@ -9,7 +9,7 @@ send requests with a password that the browser has stored (CSRF).
 import base64
 import hmac
 import re
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 Message = MutableMapping[str, Any]
@@ -80,18 +80,13 @@ def _foreign(scope: Message) -> str | None:
         return "this server's name is 127.0.0.1"
     # With the port that the client uses, which differs from the server's behind `ssh -L`.
     own = f"http://{host}".encode("latin-1").lower()
-    if headers.get(b"origin", own).lower() != own or _is_elsewhere(scope, headers):
+    # A browser's requests for pictures, scripts and frames of another server's page have no Origin.
+    elsewhere = headers.get(b"sec-fetch-site") in (b"same-site", b"cross-site")
+    fetched = scope.get("method"), headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")
+    is_link = fetched == ("GET", b"navigate", b"document")
+    if headers.get(b"origin", own).lower() != own or (elsewhere and not is_link):
         return "this server answers only its own pages"
     return None
-
-
-def _is_elsewhere(scope: Message, headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a browser sends the request for a page of another server. Requests for pictures, scripts and
-    frames have no Origin. Following a link is allowed."""
-    if headers.get(b"sec-fetch-site") not in (b"same-site", b"cross-site"):
-        return False
-    link = (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")) == (b"navigate", b"document")
-    return not (link and scope.get("method") == "GET")
 
 
 async def _refuse(scope: Message, send: Any, status: int, reason: str, *headers: tuple[bytes, bytes]) -> None:

@@ -92,10 +92,7 @@ def _noted(path: Path) -> list[Path]:
     return [noted for noted in found if noted.is_file() or is_left(noted, noted.parent)]
 
 
+@atexit.register  # On import, before the functions that end child processes: atexit calls the last function first.
 def _remove_own() -> None:
     if folder.cache_info().currsize:
         shutil.rmtree(folder(), ignore_errors=True)
-
-
-# Registered on import, before the functions that end child processes: atexit calls the last one first.
-atexit.register(_remove_own)
