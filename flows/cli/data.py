@@ -7,7 +7,7 @@ from flows.cli.command import DRY_RUN, RECIPES, SETTINGS, Result, argument, opti
 from tasks.system.errors import UserError, cut
 
 if TYPE_CHECKING:
-    from tasks.records import DataDifference, PreparedDataset
+    from tasks.records import PreparedDataset
 
 
 def dataset_argument(metavar: str, help: str, **given: Any) -> Any:
@@ -198,11 +198,6 @@ def diff(
 
     found = data_folders.diff(first, second)
     yield found
-    print_difference(found)
-
-
-def print_difference(found: "DataDifference") -> None:
-    """Print the differences between two datasets."""
     if not found.differences:
         print(f"{found.first} and {found.second} are the same data")
         return

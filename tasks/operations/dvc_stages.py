@@ -17,9 +17,6 @@ from tasks.runs import entries, outcome
 from tasks.system.errors import UserError
 from tasks.system.imports import import_quietly, set_who_logs
 
-COPIES = (".dvc", "tmp", "exps")
-"""The folder where DVC copies the project."""
-
 
 def make_data(stage: str, name: str) -> None:
     """Run download or prepare for the dataset that data/<name>/params.yaml describes."""
@@ -99,7 +96,8 @@ def runs_of_the_project(root: Path) -> Iterator[None]:
     `dvc exp run --temp` and the workers of DVC's queue copy the project to .dvc/tmp/exps/, and finally remove the copy,
     with the checkpoints, models and MLflow store in it.
     """
-    project = next((copy.parents[3] for copy in (root, *root.parents) if copy.parts[-4:-1] == COPIES), None)
+    copies = (copy for copy in (root, *root.parents) if copy.parts[-4:-1] == (".dvc", "tmp", "exps"))
+    project = next((copy.parents[3] for copy in copies), None)
     if project is None or not (project / "params.yaml").is_file() or (root / "mlruns").is_symlink():
         yield
         return
