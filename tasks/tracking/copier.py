@@ -75,9 +75,13 @@ def _place(uri: str) -> Path:
 
 
 def _find_copy(client: mlflow.MlflowClient, experiment_id: str, identity: str) -> Any:
-    """Return the copy of a run, preferably one that was not deleted; None if it does not exist."""
+    """Return the copy of a run, None if it does not exist. Delete duplicates, which late replies may cause."""
     found = client.search_runs([experiment_id], f"tags.{RUN_ID} = '{identity}'", ViewType.ALL)
-    return min(found, key=lambda one: (one.info.lifecycle_stage, one.info.run_id), default=None)
+    first, *others = sorted(found, key=lambda one: (one.info.lifecycle_stage, one.info.run_id)) or [None]
+    for one in others:
+        if one.info.lifecycle_stage != "deleted":
+            client.delete_run(one.info.run_id)
+    return first
 
 
 def copy(run: records.Run, whole: bool = True, seconds: float = LOCK_SECONDS) -> Synced:

@@ -277,8 +277,7 @@ def fetch_model(address: str | None, folder: str) -> TrainedModel:
 
     Raises:
         UserError: the version does not exist, its files are damaged, another program registered it, or a server's
-            version
-            names a user's module that is not allowed.
+            version names a user's module that is not allowed.
         Unavailable: the tracking server does not answer, or fails.
     """
     client = open_registry()
