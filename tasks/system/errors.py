@@ -47,7 +47,7 @@ class Interrupted(StratagemError):
 
 
 class Preempted(Interrupted):
-    """A member of a cluster must stop that someone else started; the training continues once all members restart."""
+    """A member of a cluster that someone else started must stop; the training continues once all members restart."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, os.EX_TEMPFAIL)
