@@ -57,7 +57,6 @@ NO_AUGMENTATION: dict[str, Any] = {
     **{f"input.augmentation.{factor}": 0.0 for factor in FACTORS},
 }
 
-
 CHOSEN = (
     "model.name", "model.options", "schedule.learning_rate", *NO_AUGMENTATION, "train.per_replica_batch_size",
     "train.global_batch_size", "train.epochs", "train.loss", "input.validation", "evaluate.checkpoint",

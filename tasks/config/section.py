@@ -72,7 +72,6 @@ Course = Annotated[T, Affects("result")]
 Speed = Annotated[T, Affects("speed")]
 Bookkeeping = Annotated[T, Affects("bookkeeping")]
 
-
 OwnCode = Annotated[str, Field(pattern=OWN_CODE, max_length=250)]
 """A user's own `module:function`."""
 

@@ -55,8 +55,6 @@ WHOLE_NUMBER = re.compile(r"[+-]?\d+(\.0+)?")
 MAX_FOLDERS = 20
 """If image paths lead to more places next to the table, DVC tracks the whole folder of the table."""
 ROLES = ("split_column", "group", "time", "weight")
-
-
 VALIDATION = 0.1
 
 

@@ -81,7 +81,6 @@ class Feature(Record):
 
 Task = Literal["classification", "multilabel", "regression"]
 
-
 HEADLINES: dict[Task, str] = {"classification": "accuracy", "multilabel": "micro_f1", "regression": "mae"}
 """The metric of each task that every training measures and every table of runs shows."""
 

@@ -13,8 +13,6 @@ from tasks import config
 from tasks.strategies import Strategy, _copies
 from tasks.system.errors import UserError, cut, one_line, shown
 
-ANSWER_SECONDS = 10.0
-
 
 def build(section: config.Tpu) -> Strategy:
     """Connect to the TPU, initialise it, which clears its memory, and return the strategy of all its cores.
@@ -26,7 +24,7 @@ def build(section: config.Tpu) -> Strategy:
         place = urlsplit(section.tpu or "")
         # Where nothing answers, TensorFlow waits without an error: it was ended after 40 minutes.
         if place.scheme == "grpc":
-            socket.create_connection((place.hostname, place.port or 8470), ANSWER_SECONDS).close()
+            socket.create_connection((place.hostname, place.port or 8470), timeout=10).close()
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(section.tpu)
     except (tf.errors.OpError, RuntimeError, ValueError, OSError, OverflowError) as error:
         raise UserError(

@@ -97,7 +97,6 @@ Values: TypeAlias = Any
 """The values of a column: an array (n,) of numbers, datetimes or objects, a sequence, or a ``pandas.Categorical``, of
 which each category is processed once."""
 
-
 Wanted: TypeAlias = str
 """How a column is read: ``number``; ``repeated`` for columns with many equal values; ``text``; ``datetime`` for ISO
 8601; or a ``datetime.strptime`` format for other datetimes."""

@@ -23,7 +23,6 @@ Labels: TypeAlias = npt.NDArray[Any]
 Predictions: TypeAlias = npt.NDArray[np.float64]
 """(n, num_outputs): logits, or a regression's numbers."""
 
-
 Better: TypeAlias = Literal["higher", "lower"]
 
 

@@ -1,4 +1,5 @@
 import io
+import sys
 
 import pytest
 from rich.console import Console
@@ -106,6 +107,15 @@ def test_it_writes_to_standard_error(capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert "2.3026" in err
+
+
+def test_a_training_goes_on_if_nobody_reads_its_output(monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    drive(None, LOGS)
 
 
 def test_a_number_that_one_epoch_lacks_leaves_its_column_empty():
