@@ -194,19 +194,20 @@ class _Sample:
 
     def _doubtful(self, dataset: config.Table) -> Iterator[str]:
         """Yield notes about numbers such as -999 that may mean a missing value, and about 1.10 besides 1.1."""
-        times = Counter(map(cells.spelled, self.told))
-        enough = max(2, len(self.values) / 100)
-        codes = [text for text in times if times[text] >= enough and re.fullmatch("-?99+", text)]
-        rest = [text for text in times if codes and text not in codes and replace(self, told=[text]).are_numbers()]
-        others = cells.numbers(rest, "", self.decimal)
-        for code in codes if rest else ():
+        lines = self.lines or "\n".join(map(cells.spelled, self.told))
+        times = Counter(re.findall(r"^(-?99+)(?:\.0+)?$", lines, re.MULTILINE))
+        codes = [code for code in times if times[code] >= max(2, len(self.values) / 100)]
+        padded = re.findall(r"^\d+\.\d+0$", lines, re.MULTILINE)
+        texts = dict.fromkeys(lines.split("\n")) if codes or padded else {}
+        rest = (one for one in texts if cells.spelled(one) not in codes and replace(self, told=[one]).are_numbers())
+        others = cells.numbers([*rest] if codes else [], "", self.decimal)
+        for code in codes if len(others) else ():
             if np.abs(others - float(code)).min() > np.ptp(others):
                 yield (
                     f"{code} in {times[code]:,} of {len(self.values):,} rows is far from all others; leave the cell "
                     "empty if there is no value"
                 )
-        again = [text for text in times if re.fullmatch(r"\d+\.\d+0", text) and text.rstrip("0") in times]
-        if again:
+        if again := [text for text in padded if text.rstrip("0") in texts]:
             yield f"'{again[0]}' is read as {again[0].rstrip('0')}{_as_words(self.name, dataset)}"
 
     def absent(self) -> list[str]:

@@ -309,7 +309,7 @@ class TableFile:
             for _ in range(self.header_lines):
                 file.readline()
             while block := file.read(BLOCK_BYTES) + file.readline():
-                if block.count(b"\r") > block.count(b"\r\n"):  # Alone, it ends a row, too.
+                if b"\r" in block and block.count(b"\r") > block.count(b"\r\n"):  # Alone, it ends a row, too.
                     return False
                 if text := block.rstrip(b"\r\n"):
                     marks = text.translate(None, others) + b"\n"
