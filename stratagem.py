@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints
 
 if TYPE_CHECKING:
     from pydantic import PositiveInt
@@ -33,14 +33,15 @@ INSTALLED = Path(__file__).name == "__init__.py"
 OURS = ("flows", "tasks")
 USED = ("tasks.system.errors", "tasks.system.child", "tasks.records")
 COMMAND = "from flows.cli.main import main; main()"
-Function = TypeVar("Function", bound=Callable[..., Any])
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def _checked(function: Function) -> Function:
+def _checked(function: Callable[P, T]) -> Callable[P, T]:
     """Return a function that raises ``UserError`` for an argument whose type differs from its annotation."""
 
     @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         import pydantic
 
         errors, records = _modules()["tasks.system.errors"], vars(_modules()["tasks.records"])
@@ -55,7 +56,7 @@ def _checked(function: Function) -> Function:
                 raise errors.UserError(f"{name} = {errors.shown(value)}: must be {wanted}. {more}") from None
         return function(*given.args, **given.kwargs)
 
-    return checked  # type: ignore[return-value]
+    return checked
 
 
 @_checked

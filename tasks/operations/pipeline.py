@@ -87,7 +87,7 @@ def start_or_resume(planned: RunPlan, run_lock: locks.RunLock, flow_run_id: str 
 
     Args:
         planned: the plan.
-        run_lock: this process' lock on runs with these settings, and on the run to resume.
+        run_lock: this process's lock on runs with these settings, and on the run to resume.
         flow_run_id: the id of Prefect's flow run.
 
     Raises:

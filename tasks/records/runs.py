@@ -68,7 +68,7 @@ class Run(Record):
     start_time: int = 0
     """In milliseconds since 1970."""
     key: Literal[""] | Name = ""
-    """The key of its process' lock, see ``locks.lock``."""
+    """The key of its process's lock, see ``locks.lock``."""
     host: str = ""
     """The host of that process."""
     boot: str = ""

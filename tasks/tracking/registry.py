@@ -289,7 +289,7 @@ def make_version(client: mlflow.MlflowClient, model_id: str, run_id: str, name: 
     same = client.search_model_versions(f"name = '{name}' AND tags.model_digest = '{tags['model_digest']}'")
     made = min(same, key=lambda one: int(one.version), default=None)
     if made is None:
-        # MLflow resolves `models:/` in the process' default store, perhaps a different one; a server uses its own.
+        # MLflow resolves `models:/` in the process's default store, perhaps a different one; a server uses its own.
         source = client.get_logged_model(model_id).artifact_location if is_own_store() else f"models:/{model_id}"
         made = client.create_model_version(
             name, source, run_id, tags=dict(tags), await_creation_for=0, model_id=model_id
