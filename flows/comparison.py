@@ -76,7 +76,7 @@ def comparison(
         asked = strategies, loops or LOOPS, recipe, overrides or {}
         planned = plan(*asked)
         for settings in planned.trainable:
-            deployed.check_named(settings, recipe)
+            deployed.check_named(settings, lambda: config.load(recipe))
         with locks.lock(planned.key, f"comparison of {', '.join(strategies)}", flow_run.id) as run_lock:
             serving = planned.trainable[0]
             client.start_processes(serving, with_cluster=False)  # Imports its framework while DVC works.

@@ -163,7 +163,9 @@ def of_sweep(space: "Space", parallel: int, trials: int, prepared: PreparedDatas
     )
     given, swept = [], f"{space.path.name}: each trial takes one of these"
     for one in _settings_of_run(space.file.recipe, space.given(next(space.corners())), prepared):
-        value, source = one.value, space.path.name if one.source == "--set" else one.source
+        value, source = one.value, one.source
+        if source == "--set" and one.key not in space.overrides:
+            source = space.path.name
         if one.key in space.parameters:
             value = str(space.file.model_dump()["space"][one.key])
             source = swept

@@ -48,6 +48,7 @@ def sweep(
     trials: Annotated[int, Field(ge=1)] = 20,
     parallel: Annotated[int, Field(ge=1, le=64)] = 1,
     fresh: bool = False,
+    overrides: dict[str, Any] | None = None,
 ) -> Sweep:
     """Try settings from a space, train the best again on all examples, and register that model if it passes the gate.
 
@@ -58,17 +59,19 @@ def sweep(
         trials: number of trials, including those of an unfinished sweep.
         parallel: number of trials that train at the same time, each in its own process.
         fresh: start a new sweep even if one of this name is unfinished.
+        overrides: single settings for all trials, which override the space's recipe and `set`: {"train.epochs": 3}.
     """
 
     def run() -> Sweep:
         root = config.project_root()
         deployed.check_file("space", space, sweeps.spaces(root), root / "recipes" / "sweeps")
-        found = sweeps.load(space)
+        found = sweeps.load(space, None, overrides)
+        deployed.check_named(found.example, lambda: sweeps.load(space).example)
         preconditions.check_settings(found.example)
         with locks.lock(sweeps.key_of(found), f"the sweep {found.name}", flow_run.id) as run_lock:
             client.start_processes(found.example, with_cluster=False)  # Imports its framework while DVC works.
             prepared = stages.data(found.example)
-            fitted = sweeps.load(space, prepared)
+            fitted = sweeps.load(space, prepared, overrides)
             dvc_data.tell_choices(fitted.file.recipe, fitted.example, prepared)
             return _sweep(fitted, sweeps.plan_of(fitted, parallel), trials, prepared, run_lock, fresh)
 

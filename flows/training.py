@@ -68,7 +68,7 @@ def training(
     def run() -> RunSummary:
         deployed.check_recipe(recipe)
         given = _given(overrides)
-        deployed.check_named(config.load(recipe, given), recipe)
+        deployed.check_named(config.load(recipe, given), lambda: config.load(recipe))
         start_up = time.time() - psutil.Process().create_time()
         resumption = pipeline.Resumption(resume, allow_changes, fresh)
         return run_pipeline(recipe, given, if_changed, resumption, start_up)

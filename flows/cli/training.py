@@ -259,6 +259,13 @@ def sweep(
     parallel: int = option(
         "--parallel", "Number of trials that train at the same time, each in its own process.", "K", default=1
     ),
+    overrides: list[str] = option(
+        "--set -S",
+        "One setting of all trials, such as dataset.name=photos; it overrides the space's recipe and `set`.",
+        "KEY=VALUE",
+        complete=completion.settings,
+        default=[],
+    ),
     fresh: bool = option("--fresh", "Start a new sweep even if one of this name is unfinished."),
     dry_run: bool = DRY_RUN,
 ) -> Result:
@@ -268,7 +275,7 @@ def sweep(
     killed, the same command continues it with the same trials. docs/sweep.md describes the format of a space.
     """
     from flows import plan
-    from tasks import sweeps
+    from tasks import config, sweeps
     from tasks.operations import dvc_data, preconditions
     from tasks.reports import sweep as page
     from tasks.reports.tables import result_rows
@@ -276,16 +283,18 @@ def sweep(
     for name, value, most in (("--trials", trials, 100_000), ("--parallel", parallel, 64)):
         if not 1 <= value <= most:
             raise UserError(f"{name} = {value}: use a number from 1 to {most:,}")
-    found = sweeps.load(space)
+    values = config.read_texts(overrides)
+    found = sweeps.load(space, None, values)
     if dry_run:
         prepared = dvc_data.load_up_to_date(found.example.dataset.name)
-        yield from tables.show_plan(plan.of_sweep(sweeps.load(space, prepared), parallel, trials, prepared, fresh))
+        fitted = sweeps.load(space, prepared, values)
+        yield from tables.show_plan(plan.of_sweep(fitted, parallel, trials, prepared, fresh))
         return
     preconditions.check_writable()
     dvc_data.check_source(found.example.dataset)
     preconditions.check_settings(found.example)
     preconditions.check_remote(found.example)
-    result = _run_flow("sweep", found.example, space, trials, parallel, fresh)
+    result = _run_flow("sweep", found.example, space, trials, parallel, fresh, values)
     yield result
     ranked = page.ranked(result)
     header, rows = page.sweep_cells(result, ranked[:MOST_TRIALS])

@@ -2,7 +2,7 @@
 the worker's machine."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from prefect.context import FlowRunContext
@@ -29,13 +29,13 @@ FILES = (".keras", ".h5")
 """File names in `model.initial`. Its other values, a run's id or a URI in MLflow's registry, are the operator's."""
 
 
-def check_named(settings: config.Settings, recipe: config.Recipe) -> None:
-    """Refuse what only a flow run's parameters name, and neither params.yaml nor the recipe: code in a module that is
-    not allowed, and a place to read files from or send checkpoints to.
+def check_named(settings: config.Settings, load_without: Callable[[], config.Settings]) -> None:
+    """Refuse what only a flow run's parameters name, and none of the operator's files: code in a module that is not
+    allowed, and a place to read files from or send checkpoints to.
 
     Args:
         settings: the settings with all parameters.
-        recipe: the parameter.
+        load_without: returns the settings without single overrides.
 
     Raises:
         UserError: the message says how to allow it.
@@ -44,8 +44,8 @@ def check_named(settings: config.Settings, recipe: config.Recipe) -> None:
         return
     known: dict[str, str] = {}
     places: dict[str, object] = {}
-    with contextlib.suppress(UserError):  # A recipe that needs one of the parameters.
-        without = config.load(recipe)
+    with contextlib.suppress(UserError):  # Files that need one of the parameters.
+        without = load_without()
         known, places = own_code.named_in(without), without.flat()
     given = settings.flat()
     for key in PLACES:

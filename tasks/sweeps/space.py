@@ -116,9 +116,11 @@ class SpaceFile(Part):
 class Space:
     """A search space, read from its file."""
 
-    def __init__(self, path: Path, file: SpaceFile, prepared: PreparedDataset | None = None) -> None:
+    def __init__(
+        self, path: Path, file: SpaceFile, prepared: PreparedDataset | None, overrides: Mapping[str, Any]
+    ) -> None:
         self.path, self.file, self.parameters, self._prepared = path, file, file.space, prepared
-        self.fixed = config.flat(file.set)
+        self.overrides, self.fixed = overrides, {**config.flat(file.set), **overrides}
         self.name = path.stem
         self.metric = file.metric or self._load(next(self.corners())).checkpoint.monitor
 
@@ -238,12 +240,13 @@ def spaces(root: Path) -> dict[str, Path]:
     return {path.stem: path for path in sorted((root / FOLDER).glob("*.yaml"))}
 
 
-def load(name: str, prepared: PreparedDataset | None = None) -> Space:
+def load(name: str, prepared: PreparedDataset | None = None, overrides: Mapping[str, Any] | None = None) -> Space:
     """Read a space and check it as far as possible before anything starts.
 
     Args:
         name: the name of a file in ``recipes/sweeps/``, or a path.
         prepared: the data, which determine the defaults of some settings.
+        overrides: settings that override the recipe and ``set`` in all trials.
 
     Raises:
         UserError: the space does not exist; or names its first fault, the allowed values and what to do.
@@ -261,9 +264,9 @@ def load(name: str, prepared: PreparedDataset | None = None) -> Space:
         file = SpaceFile.model_validate(values)
     except ValidationError as error:
         raise UserError(f"{path}: {_explain(error)}") from None
-    space = Space(path, file, prepared)
+    space = Space(path, file, prepared, overrides or {})
     for key in space.parameters:
-        _refuse_key(path, key, file)
+        _refuse_key(path, key, space.fixed)
     space.check()
     return space
 
@@ -297,7 +300,7 @@ def distribution(parameter: Parameter) -> BaseDistribution:
     return FloatDistribution(float(low), float(high), log=parameter.log, step=None if step is None else float(step))
 
 
-def _refuse_key(path: Path, key: str, file: SpaceFile) -> None:
+def _refuse_key(path: Path, key: str, fixed: Mapping[str, Any]) -> None:
     """Refuse a key that is unknown, given twice, or may not be swept."""
     marks = config.marks_of(config.Settings)
     known = key in marks or f"{key.partition('.options.')[0]}.options" in marks
@@ -312,6 +315,6 @@ def _refuse_key(path: Path, key: str, file: SpaceFile) -> None:
             f"{path}: space.{key} cannot be swept: it does not change the result. Leave it out, or set one value "
             "under `set:`"
         )
-    for other in config.flat(file.set):
+    for other in fixed:
         if other == key or key.startswith(f"{other}.") or other.startswith(f"{key}."):
             raise UserError(f"{path}: {key} is swept, but {other} has one value for all trials: remove one of them")

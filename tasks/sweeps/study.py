@@ -211,7 +211,7 @@ def plan_of(space: Space, parallel: int) -> SweepPlan:
     """Return the plan that identifies a sweep."""
     return SweepPlan(
         name=space.name,
-        space=space.file.model_dump(mode="json"),
+        space={**space.file.model_dump(mode="json"), "set": space.fixed},
         metric=space.metric,
         lower_is_better=space.lower_is_better,
         parallel=parallel,

@@ -26,7 +26,7 @@ def in_flow_run(project):
 
 def check(overrides, recipe=None):
     deployed.check_recipe(recipe)
-    deployed.check_named(config.load(recipe, overrides), recipe)
+    deployed.check_named(config.load(recipe, overrides), lambda: config.load(recipe))
 
 
 def test_code_is_named_by_the_operators_files_alone(in_flow_run, project, monkeypatch):

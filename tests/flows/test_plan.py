@@ -213,6 +213,10 @@ def test_the_trials_of_a_sweep_over_kinds_are_told(project, digits):
     assert settings["optimizer.kind"] == ("['sgd', 'adam']", "kinds.yaml: each trial takes one of these")
     assert settings["optimizer.nesterov"] == (False, "default rule")
     assert settings["checkpoint.monitor"] == ("validation/accuracy", "kinds.yaml")
+    given = sweeps.load(str(path), None, {"train.epochs": 3, "model.options.dropout": 0.1})
+    sources = {one.key: one.source for one in plan.of_sweep(given, 1, 2, digits, fresh=True).settings}
+    assert (sources["train.epochs"], sources["model.options.dropout"]) == ("--set", "--set")
+    assert sources["checkpoint.monitor"] == "kinds.yaml"
 
 
 COMMANDS = {

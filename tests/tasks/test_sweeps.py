@@ -118,6 +118,12 @@ def test_a_space_is_laid_over_the_settings(space):
     assert (settings.model.name, settings.model.options) == ("mlp", {"units": [32, 16]})
     assert (settings.train.epochs, settings.checkpoint.monitor) == (9, "validation/loss")
     assert len(list(space.corners())) == 1 + 3, "one after another"
+    given = sweeps.load("mine.yaml", None, {"train.epochs": 4, "model.options.dropout": 0.1})
+    assert given.settings(params).model.options == {"units": [32, 16], "dropout": 0.1}
+    assert (given.example.train.epochs, given.final_settings(params, 2)["model.options.dropout"]) == (4, 0.1)
+    assert sweeps.plan_of(given, 1).space["set"]["train.epochs"] == 4
+    with pytest.raises(UserError, match=r"^mine.yaml: model.options.units is swept, but model.options has one value"):
+        sweeps.load("mine.yaml", None, {"model.options": {"units": [8]}})
 
 
 @pytest.mark.parametrize(
