@@ -67,11 +67,14 @@ _homes: list[str] = []
 def pytest_configure(config: pytest.Config) -> None:
     # Before any test module is imported: Prefect reads its home when it is imported, and makes a database there.
     sys.dont_write_bytecode = False  # To make all tests anew takes 7 s of each process that runs some of them.
-    home = tempfile.mkdtemp(prefix="stratagem-tests-")
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # Its own folders outlive the tests.
+    home = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-")  # Short: a socket's path has at most 107 characters.
+    os.chmod(home, 0o711)  # Some tests are another user in a folder of theirs.
     _homes.append(home)
     for name in FOREIGN:
         os.environ.pop(name, None)
     os.environ.update(
+        TMPDIR=home,  # For what processes that are killed leave, such as TensorFlow's __autograph_generated_file*.py.
         PREFECT_HOME=f"{home}/prefect",
         PREFECT_SERVER_ANALYTICS_ENABLED="false",
         DVC_SITE_CACHE_DIR=f"{home}/dvc",
