@@ -33,20 +33,6 @@ def test_every_setting_has_a_meaning():
         assert len(row[1]) > 8, f"{row[0]} has no meaning: give its field a docstring"
 
 
-@pytest.mark.parametrize(
-    ("schema", "words"),
-    [
-        ({"type": "integer", "exclusiveMinimum": 0, "maximum": 4096}, "a whole number from 1 up to 4,096"),
-        ({"type": "integer", "minimum": 0, "exclusiveMaximum": 2**31}, "a whole number from 0 up to 2,147,483,647"),
-        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, "a number above 0 and below 1"),
-        ({"enum": ["fit", "custom"]}, "`fit`, `custom`"),
-        ({"type": "array", "items": {"type": "string"}}, "a list, each a text"),
-    ],
-)
-def test_bounds_are_told_in_words(schema, words):
-    assert reference._allowed(schema) == words
-
-
 def test_a_message_is_shown_as_its_expression_finds_it():
     assert reference.like(r"Run (?:with id=|')(?P<id>\w+)'? not found") == "Run with id=<id> not found"
     for entry in messages.entries():

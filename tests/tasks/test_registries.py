@@ -1,6 +1,4 @@
-import ast
 import inspect
-from pathlib import Path
 from typing import get_args
 
 import keras
@@ -50,36 +48,3 @@ def test_a_metric_can_be_asked_for_where_one_is():
     assert [metrics.better(name) for name in ("validation/loss", "train/accuracy", "test/loss", "test/accuracy")] == [
         "lower", "higher", "lower", "higher",
     ]  # fmt: skip
-
-
-def test_nobody_asks_which_strategy_it_is():
-    """What differs between strategies is asked of their section of the settings, so that a new one is one file."""
-    kinds = config.strategy_kinds()
-    own = {section.__name__ for section in kinds.values()} | {"Cluster", "OnJax"}
-
-    def constants(node):
-        return {value.value for value in ast.walk(node) if isinstance(value, ast.Constant)} & kinds.keys()
-
-    def asks(node):
-        match node:
-            case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, wanted]):
-                names = {getattr(part, "attr", getattr(part, "id", None)) for part in ast.walk(wanted)}
-                return bool(names & own)
-            case ast.Compare():
-                return any(constants(side) for side in (node.left, *node.comparators))
-            case ast.Dict():
-                return any(constants(key) for key in node.keys if key is not None)
-            case ast.match_case():
-                return bool(constants(node.pattern))
-        return False
-
-    rooms = ("tasks/strategies/", "tasks/strategies/engines/", "tasks/config/strategies.py")
-    asked = [
-        f"{file}:{getattr(node, 'lineno', '?')}"
-        for folder in ("flows", "tasks")
-        for file in sorted(Path(folder).rglob("*.py"))
-        if not str(file).startswith(rooms)
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if asks(node)
-    ]
-    assert asked == []

@@ -1,6 +1,5 @@
-"""What is not public of a dependency is used in tasks/system/upstream.py alone, with versions that were tried."""
+"""What is not public of a dependency is used with versions that were tried."""
 
-import ast
 import os
 import re
 from importlib.metadata import version
@@ -10,11 +9,6 @@ import pytest
 import tensorflow as tf
 
 from tasks.system import upstream
-
-# Modules that a dependency does not promise, in whatever way they are named.
-PRIVATE = re.compile(
-    r"keras\.src|tensorflow\.(core|python|compiler)|tensorflow_datasets\.core|jaxlib|mlflow\.utils|(\w+\.)+_[a-z]"
-)
 
 
 @pytest.mark.parametrize("package", upstream.TRIED)
@@ -41,26 +35,3 @@ def test_a_file_is_not_read_as_a_whole(tmp_path):
     Path("/proc/self/clear_refs").write_text("5")  # The kernel forgets what there was at most.
     assert row(tf.constant(3)) == 0
     assert resident_bytes("VmHWM") - before < size / 4
-
-
-def test_what_is_not_public_is_used_in_one_room():
-    """Names after an underscore, of other things than ``self``, and modules that a dependency does not promise."""
-    public = {"_exit", "_replace", "_fields"}  # In spite of the underscore.
-    found = []
-    for path in sorted(file for folder in ("tasks", "flows") for file in Path(folder).rglob("*.py")):
-        if path.name == "upstream.py":
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):
-                name = ast.unparse(node)
-                if node.attr not in public and ast.unparse(node.value) not in ("self", "cls"):
-                    found.append(f"{path}:{node.lineno} {name}")
-            elif isinstance(node, ast.ImportFrom | ast.Import):
-                module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-                names = [f"{module}{one.name}" for one in node.names]
-                found += [
-                    f"{path}:{node.lineno} {name}"
-                    for name in names
-                    if PRIVATE.match(name) and not name.startswith(("tasks.", "flows."))
-                ]
-    assert found == []
