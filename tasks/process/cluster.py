@@ -93,19 +93,16 @@ class StageProcesses:
         self._worker_counts = worker_counts
         self._replies: SimpleQueue[tuple[Any, Message | None]] = SimpleQueue()
         """Processes with their messages; None is the end of a process."""
-        self._logs: Logs | None = None
+        self.logs = Logs()
         self._network: Network | None = None
         self._placement: Allocation | None = None
         self._num_requests = 0
-        self._broken = False
         self._failed = False
         if cluster is not None:
             self._cpus = cluster.cpus
             self._environment["STRATAGEM_HEARTBEAT_SECONDS"] = str(min(5.0, cluster.heartbeat_timeout_seconds / 4))
-            self._logs = Logs()
             self._network = engines.find_network(cluster)
         try:
-            self._place()
             self._start()
         except BaseException:
             self.close()
@@ -120,50 +117,40 @@ class StageProcesses:
     def usable(self) -> bool:
         """Whether a training can begin."""
         all_alive = len(self.processes) == len(self._members) and all(process.alive for process in self.processes)
-        return not self._broken and all_alive
-
-    @property
-    def logs(self) -> str:
-        """The folder of the members' logs, relative to the project's."""
-        return str(self._logs or "")
+        return not self._failed and all_alive
 
     @property
     def is_foreign(self) -> bool:
         """Whether someone else starts the other members."""
         return engines.is_foreign(self.cluster)
 
-    def _place(self) -> None:
-        """Reserve places on other machines if an engine starts the members there."""
-        engine = engines.find_placing(self.cluster) if self.cluster is not None else None
-        if self.cluster is None or self._logs is None or engine is None:
-            return
-        from tasks.process.remote_members import Allocation
-
-        if self._placement is not None:
-            self._placement.close()
-        self._replies = SimpleQueue()
-        counts, log = self._worker_counts or [self.cluster.workers], self._logs.of(self.cluster.launcher or "")
-        self._placement = Allocation(engine, self.cluster, counts, self._cpus, log, self._replies)
-        self._cpus = self._placement.cpus  # A different number of threads would change the last digits of the results.
-        self._members = self._placement.members
-
     def _start(self) -> None:
-        if self._placement is None:
-            self._replies = SimpleQueue()
+        """Start all members, at new places if an engine places them on other machines."""
+        self._replies = SimpleQueue()
+        engine = engines.find_placing(self.cluster) if self.cluster is not None else None
+        if self.cluster is not None and engine is not None:
+            from tasks.process.remote_members import Allocation
+
+            if self._placement is not None:
+                self._placement.close()
+            counts, log = self._worker_counts or [self.cluster.workers], self.logs.of(self.cluster.launcher or "")
+            self._placement = Allocation(engine, self.cluster, counts, self._cpus, log, self._replies)
+            # Later places have the same: a different number of threads would change the last digits of the results.
+            self._cpus = self._placement.cpus
+            self._members = self._placement.members
         self.processes = []
         for member in self._members:
             self.processes.append(self._open(member))  # One by one, so that `close` ends those that have started.
 
     def _open(self, member: Member) -> OneProcess:
-        entry = "serve"
-        if not member.is_chief:
-            entry = "tf_server" if self.cluster is not None and self.cluster.chief_gives_work else "assist"
-        environment, log = {**self._environment, **member.environment}, None
-        if self._logs is not None:
-            log = self._logs.of(member.name)
+        entry, environment, log = "serve", {**self._environment, **member.environment}, None
+        if self.cluster is not None:
+            log = self.logs.of(member.name)
             environment["STRATAGEM_LOG"] = str(log)
-        if entry == "serve":
-            log = None  # The chief writes to the terminal; only its libraries write to the log.
+            if member.is_chief:
+                log = None  # The chief writes to the terminal; only its libraries write to the log.
+            else:
+                entry = "tf_server" if self.cluster.chief_gives_work else "assist"
         if self._placement is not None:
             return self._placement.open(member, entry, environment, log)
         command, replies = stage_command(entry), self._replies
@@ -189,22 +176,19 @@ class StageProcesses:
             self.restarts = []
             if self.cluster is not None:
                 # Before the run starts, because a member that is lost meanwhile would leave a run that nobody ends.
-                self._call(STAGES["check"], {name: arguments[name] for name in ("settings", "prepared")})
-        return self._call(row, arguments)
-
-    def _call(self, row: Stage[..., Any], arguments: dict[str, Any]) -> Any:
+                self.call("check", {name: arguments[name] for name in ("settings", "prepared")})
         folder = config.project_root() / arguments["run"]["folder"] if row.is_shared and "run" in arguments else None
         # A training follows a check, so the logs are open. An evaluation may be the first request.
-        if row.name == "train":
-            self._move_logs(folder)
+        if stage == "train":
+            self.logs.move_to(folder)
         try:
             while True:
                 try:
                     answer = self._exchange(row, arguments)
-                    self._move_logs(folder)
+                    self.logs.move_to(folder)
                     return answer
                 except _Lost as lost:
-                    self._restart(row.name, str(lost))
+                    self._restart(stage, str(lost))
         except StratagemError as error:
             self._failed = self._failed or not isinstance(error, UserError)
             raise
@@ -213,16 +197,12 @@ class StageProcesses:
             by_hand = isinstance(stop, KeyboardInterrupt) and not isinstance(stop, Terminated)
             if row.is_shared and self.is_foreign and not by_hand:
                 said = said or "the next start continues from the latest checkpoint"
-                raise Preempted(f"{row.name} stopped on a signal: {said}") from None
+                raise Preempted(f"{stage} stopped on a signal: {said}") from None
             if isinstance(stop, KeyboardInterrupt):
-                raise Interrupted(said or f"{row.name} was interrupted", getattr(stop, "exit_code", 130)) from None
+                raise Interrupted(said or f"{stage} was interrupted", getattr(stop, "exit_code", 130)) from None
             if not isinstance(stop, Exception):  # Prefect's exception gives no reason, but the run's status needs one.
-                stop.args = (said or f"{row.name} was interrupted",)
+                stop.args = (said or f"{stage} was interrupted",)
             raise
-
-    def _move_logs(self, run_folder: Path | None) -> None:
-        if self._logs is not None and run_folder is not None:
-            self._logs.move_to(run_folder)
 
     def stand_by(self) -> None:
         """Keep the only local member alive until the chief, which runs elsewhere, has ended.
@@ -264,8 +244,7 @@ class StageProcesses:
             self._placement.close()
         if self._network is not None:
             self._network.close()
-        if self._logs is not None:
-            self._logs.close(went_well=not self._failed and not self.restarts)
+        self.logs.close(went_well=not self._failed and not self.restarts)
 
     def _exchange(self, row: Stage[..., Any], arguments: dict[str, Any]) -> Any:
         """Send a request to all processes that take part in it, and return the chief's record when all have
@@ -285,8 +264,16 @@ class StageProcesses:
             process, reply = self._listen(watch=row.is_shared)
             if process is None:
                 continue
-            if reply is None:
-                self._handle_death(process, row, missed=process is self.first or process not in answers)
+            if reply is None:  # The process died.
+                missed = process is self.first or process not in answers
+                if missed and row.is_shared and self.cluster is not None:
+                    self._lose(process, f"died ({process.death})")
+                elif process is self.first:
+                    death = process.death
+                    why = ". The machine may have run out of memory" if death == signal.SIGKILL.name else ""
+                    raise ProcessDied(
+                        f"the process that ran {row.name} died ({death}){why}. The same command continues"
+                    )
             elif reply.get("id") == self._num_requests:
                 answers[process] = reply
                 # An interrupted training ends on all members, on the chief after its checkpoint is written.
@@ -298,7 +285,6 @@ class StageProcesses:
         silent = [one for one in asked if one not in answers]
         for one in silent:  # They wait for members that have failed, and would not read another request.
             one.kill()
-        self._broken = self._broken or bool(silent)
         raise self._failure(row, answers, silent)
 
     def _listen(self, watch: bool = True) -> "tuple[OneProcess | None, Message | None]":
@@ -333,17 +319,6 @@ class StageProcesses:
         if is_heartbeat or process not in self.processes:
             return None, None
         return process, reply
-
-    def _handle_death(self, process: OneProcess, row: Stage[..., Any], missed: bool) -> None:
-        """Handle the death of a process during a request; ``missed`` is False if it has already answered."""
-        if missed and row.is_shared and self.cluster is not None:
-            self._lose(process, f"died ({process.death})")
-            return
-        self._broken = True
-        if process is self.first:
-            death = process.death
-            why = ". The machine may have run out of memory" if death == signal.SIGKILL.name else ""
-            raise ProcessDied(f"the process that ran {row.name} died ({death}){why}. The same command continues")
 
     def _lose(self, process: OneProcess, what: str) -> None:
         """Restart a worker of parameter servers on its own port; the loss of any other member ends all of them."""
@@ -390,7 +365,6 @@ class StageProcesses:
         """End all processes, and restart them if another restart is allowed."""
         for process in self.processes:
             process.kill()
-        self._broken = True
         if self.cluster is None or self.is_foreign:
             raise StratagemError(
                 f"{stage} ended: {reason}. Start all members again: the same command for each continues from the "
@@ -406,14 +380,12 @@ class StageProcesses:
         before = len(self._members)
         try:
             self._members = engines.members(self.cluster)
-            self._place()
+            self._start()
         except UserError as error:  # The cluster has changed since the start; the settings have not.
             raise StratagemError(f"{stage} failed: {reason}; {error}. {again}") from None
         count = len(self._members)
         left = f", {before - count} fewer" if before > count else ""
         _print(f"{reason}; all {count} processes restart{left} ({len(self.restarts)} of {most}); logs: {self.logs}")
-        self._start()
-        self._broken = False
 
     def _interrupt(self) -> str | None:
         """Stop the running stage, a training after a checkpoint, and return its message.
@@ -448,7 +420,6 @@ class StageProcesses:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        self._broken = self._broken or len(self.processes) > 1  # The others wait for the chief's step.
         return said
 
 
@@ -460,7 +431,6 @@ class Logs:
         name = time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}-{uuid.uuid4().hex[:4]}", time.gmtime())
         self._without_run = config.project_root() / "mlruns" / "logs"
         self._folder = self._without_run / name
-        self._folder.mkdir(parents=True)
 
     def __str__(self) -> str:
         """Return their folder, relative to the project's."""
@@ -468,12 +438,12 @@ class Logs:
 
     def of(self, name: str) -> Path:
         """Return the log of a member, or of the engine that starts members on other machines."""
+        self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder / f"{name.replace(' ', '-')}.log"
 
-    def move_to(self, run_folder: Path) -> None:
-        """Move the logs, including future messages, to a run's folder."""
-        folder = run_folder / "logs"
-        if self._folder.parent != folder:
+    def move_to(self, run_folder: Path | None) -> None:
+        """Move the logs, if there are any, to a run's folder, including future messages."""
+        if run_folder is not None and self._folder.is_dir() and self._folder.parent != (folder := run_folder / "logs"):
             folder.mkdir(parents=True, exist_ok=True)
             self._folder = self._folder.rename(folder / self._folder.name)
             with contextlib.suppress(OSError):  # Other commands may have logs there.
