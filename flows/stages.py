@@ -54,11 +54,8 @@ def data(settings: Settings) -> PreparedDataset:
 def train(settings: Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
     """Train under the strategy."""
     with epochs_logged(run):
-        try:
-            return client.train(settings, prepared, run)
-        finally:  # Also if the training fails.
-            for reason in client.restarts():
-                notifications.tell("restart", f"{run.name}: its workers restarted", reason)
+        what = f"{run.name}: its workers restarted"
+        return client.train(settings, prepared, run, lambda reason: notifications.tell("restart", what, reason))
 
 
 @task(name="evaluate", task_run_name="evaluate {settings.evaluate.checkpoint} " + LOOP, cache_policy=NO_CACHE)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tasks.process import child, stages
+from tasks.process import stages
 from tasks.records import Predicted, PredictionRequest
 from tasks.system import errors, files, temporary
 from tasks.system.errors import StratagemError, UserError
@@ -89,8 +89,13 @@ def serve(model: str | None, port: int, poll_seconds: float, key: str, tell: Cal
         StratagemError: the server ended unexpectedly.
     """
     trained_models.check_reference(model)
-    given = {"model": _absolute(model), "port": port, "poll_seconds": poll_seconds}
-    child.call(stages.serve_model, given, lambda said: tell(said["model"], said["port"]), key)
+    stages.serve_model(
+        model=_absolute(model),
+        port=port,
+        poll_seconds=poll_seconds,
+        key=key,
+        tell=lambda said: tell(said["model"], said["port"]),
+    )
     raise StratagemError("the server of the model ended unexpectedly")
 
 

@@ -8,7 +8,7 @@ import getpass
 import os
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,19 +110,13 @@ def guarded(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "tasks.system.lifetime", *command]
 
 
-def call(
-    row: "Stage[..., Output]",
-    given: Message,
-    tell: Callable[[Message], object] = lambda message: None,
-    key: str | None = None,
-) -> "Output":
+def call(row: "Stage[..., Output]", given: Message) -> "Output":
     """Run a row of the table of stages in a separate process, and return its result.
 
     Args:
         row: the row.
-        given: its arguments, by name: records and JSON values.
-        tell: called with each message before the answer.
-        key: the key of a server, which the process gets as STRATAGEM_KEY.
+        given: its arguments, by name: records and JSON values; and ``tell``, if the function has this argument, which
+            is called here with each message before the answer.
 
     Raises:
         StratagemError: the call failed.
@@ -130,14 +124,16 @@ def call(
         BrokenPipeError: the reader of its output has closed the pipe.
     """
     group = 0 if row.ends_itself else None
-    environment = stage_environment(None) | ({"STRATAGEM_KEY": key} if key is not None else {})
+    tell = given.pop("tell", None)
     # With close_fds=False, it inherits the descriptors that the caller made inheritable.
-    child = Child(stage_command("call"), environment, cwd=config.project_root(), process_group=group, close_fds=False)
+    child = Child(
+        stage_command("call"), stage_environment(None), cwd=config.project_root(), process_group=group, close_fds=False
+    )
     try:
         child.send({"id": 0, "stage": row.name, "arguments": to_json(given)})
         answer = None
         for answer in child.messages():
-            if "id" not in answer:
+            if "id" not in answer and tell is not None:
                 tell(answer)
     except BaseException:
         if row.ends_itself:

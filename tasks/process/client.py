@@ -9,6 +9,7 @@ import json
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -27,17 +28,8 @@ STEPS_OF_PACE = 10
 """Steps per call for measuring the time of a step; with many steps, the call itself hardly counts."""
 
 
-class _ThreadState(threading.local):
-    """The stage process of a thread: each parallel trial of a sweep has its own."""
-
-    processes: StageProcesses | None = None
-    fixed: str = ""
-    restarts: tuple[str, ...] = ()
-
-
-_own = _ThreadState()
-_running: set[StageProcesses] = set()
-"""The stage processes of all threads."""
+_running: dict[int, tuple[str, StageProcesses]] = {}
+"""The stage process of each thread, with what is fixed in it: each parallel trial of a sweep has its own."""
 
 
 def fixed_at_start(settings: config.Settings) -> str:
@@ -58,15 +50,14 @@ def start_processes(settings: config.Settings, with_cluster: bool = True) -> Sta
         return running
     stop_processes()
     started = StageProcesses(cluster, stage_environment(settings), settings.worker_counts)
-    _own.processes, _own.fixed = started, fixed_at_start(settings)
-    _running.add(started)
+    _running[threading.get_ident()] = fixed_at_start(settings), started
     return started
 
 
 def _find_running(settings: config.Settings, cluster: config.Cluster | None) -> StageProcesses | None:
     """Return the stage process of this thread if it fits the settings, with the cluster if they need one."""
-    running = _own.processes
-    if running is None or _own.fixed != fixed_at_start(settings):
+    fixed, running = _running.get(threading.get_ident(), ("", None))
+    if running is None or fixed != fixed_at_start(settings):
         return None
     # After a failed training, the chief can still run the stages that need no other member.
     enough = running.first.alive if cluster is None else running.usable and running.cluster is not None
@@ -76,10 +67,9 @@ def _find_running(settings: config.Settings, cluster: config.Cluster | None) -> 
 @atexit.register
 def stop_processes() -> None:
     """End the stage process of this thread, if there is one."""
-    if _own.processes is not None:
-        _running.discard(_own.processes)
-        _own.processes.close()
-        _own.processes = None
+    _, running = _running.pop(threading.get_ident(), ("", None))
+    if running is not None:
+        running.close()
 
 
 def give_places_up(settings: config.Settings) -> None:
@@ -93,21 +83,22 @@ def interrupt_other_threads() -> None:
     from tasks.process import remote_members
 
     remote_members.stop_waiting()
-    for processes in _running - {_own.processes}:
-        processes.first.send_signal(signal.SIGINT)
+    for thread, (_, processes) in [*_running.items()]:
+        if thread != threading.get_ident():
+            processes.first.send_signal(signal.SIGINT)
 
 
 @atexit.register  # It runs before `stop_processes`: atexit calls the last function first.
 def stop_other_threads() -> None:
     """End the stage processes of other threads, which are idle."""
-    for processes in _running - {_own.processes}:
-        _running.discard(processes)
-        processes.close()
+    for thread in _running.keys() - {threading.get_ident()}:
+        _running.pop(thread)[1].close()
 
 
 def peak_memory_bytes() -> int | None:
     """Return the sum of the peak memory of the stage process and the other members; None if unknown."""
-    members = _own.processes.processes if _own.processes is not None else []
+    _, running = _running.get(threading.get_ident(), ("", None))
+    members = running.processes if running is not None else []
     return sum(member.peak_memory_bytes for member in members) or None
 
 
@@ -157,22 +148,26 @@ def measure_pace(settings: config.Settings, prepared: PreparedDataset, examples:
     return stages.measure_pace(alone, prepared=prepared)
 
 
-def train(settings: config.Settings, prepared: PreparedDataset, run: Run) -> TrainingResult:
-    """Train, and record in the result and in MLflow why members of the cluster were restarted."""
-    _own.restarts = ()
+def train(
+    settings: config.Settings,
+    prepared: PreparedDataset,
+    run: Run,
+    tell: Callable[[str], object] = lambda reason: None,
+) -> TrainingResult:
+    """Train, and record in the result and in MLflow why members of the cluster were restarted.
+
+    ``tell`` is called with each of these reasons, also if the training fails.
+    """
+    processes = start_processes(settings)
     try:
         with remote.copied_meanwhile(run, settings.checkpoint.remote):
             result = stages.train(settings, prepared=prepared, run=run)
     finally:
-        _own.restarts = tuple(_own.processes.restarts) if _own.processes is not None else ()
-        if _own.restarts:
-            stages.report_restarts(settings, run=run, restarts=_own.restarts)
-    return result.model_copy(update={"restarts": _own.restarts})
-
-
-def restarts() -> tuple[str, ...]:
-    """Return why members of the cluster were restarted in the last training of this thread, even if it failed."""
-    return _own.restarts
+        if restarts := tuple(processes.restarts):
+            stages.report_restarts(settings, run=run, restarts=restarts)
+            for reason in restarts:
+                tell(reason)
+    return result.model_copy(update={"restarts": restarts})
 
 
 def evaluate(

@@ -1,7 +1,6 @@
 """Serves a trained model over HTTP on 127.0.0.1, with the protocol of MLflow's scoring server, and follows an alias.
 
-The stage ``serve_model`` of `process/stages.py` runs it; clients need the key in the environment variable
-STRATAGEM_KEY.
+The stage ``serve_model`` of `process/stages.py` runs it.
 """
 
 import asyncio
@@ -10,7 +9,6 @@ import functools
 import io
 import json
 import logging
-import os
 import re
 import socket
 import threading
@@ -382,13 +380,16 @@ def make_server(asked: Application) -> uvicorn.Server:
     )
 
 
-def serve(model: str | None, port: int, poll_seconds: float, tell: Callable[[dict[str, Any]], object]) -> None:
+def serve(
+    model: str | None, port: int, poll_seconds: float, key: str, tell: Callable[[dict[str, Any]], object]
+) -> None:
     """Serve until this process is asked to end, and answer the requests received before.
 
     Args:
         model: see ``raw_model.load``.
         port: the port on 127.0.0.1; 0 is any free port.
         poll_seconds: the interval between two look-ups of the alias.
+        key: ``user:password`` that clients must send.
         tell: called with the model's name and the port when the server answers.
 
     Raises:
@@ -407,7 +408,7 @@ def serve(model: str | None, port: int, poll_seconds: float, tell: Callable[[dic
         listening.close()
         raise UserError(f"--port {port}: {error.strerror}. Choose another one, or 0 for any") from None
     port = listening.getsockname()[1]
-    asked = guarded(application(served, RequestBatcher()), os.environ["STRATAGEM_KEY"])
+    asked = guarded(application(served, RequestBatcher()), key)
     if served.address.startswith("models:") and "@" in served.address:
         threading.Thread(target=served.follow, args=(poll_seconds, ended), daemon=True).start()
     server = make_server(asked)
