@@ -22,11 +22,11 @@ from tasks.runs.entries import PLACES, find_runs, kind_of_parent
 from tasks.runs.listing import line_of, version_of
 from tasks.system import errors, units
 from tasks.system.errors import StratagemError, UserError
+from tasks.tracking import trained_models
 
 LEAST = 4
 """The minimum number of characters of an id."""
 START = re.compile(rf"[0-9a-f][0-9a-f-]{{{LEAST - 1},63}}")
-VERSION = re.compile(r"(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<number>\d+))")
 SHOWN = 5
 KINDS = (
     "a version of a model (NAME@ALIAS, NAME/3), a run, a flow run, a data version or a commit by its id or the first "
@@ -307,13 +307,11 @@ def _by_version(text: str, graph: Graph) -> Thing | None:
         made = outcome.load_readable(run, RegisteredModel)
         if made is not None and made.model_uri == f"models:/{address}":
             return Thing("run", run_id)
-    if (given := VERSION.fullmatch(address)) is None:
-        if address != text:
-            shape = "write models:/NAME@ALIAS or models:/NAME/VERSION"
-            raise UserError(f"'{errors.cut(text)}' is not the address of a model: {shape}")
+    if address == text and trained_models.ADDRESS.fullmatch(f"models:/{text}") is None:
         return None
+    given = trained_models.parse_address(f"models:/{address}")
     named = _named(graph)
-    if (found := named.get(address if given["alias"] else f"{given['name']}/{int(given['number'])}")) is not None:
+    if (found := named.get(address if given["alias"] else f"{given['name']}/{int(given['version'])}")) is not None:
         return Thing("model version", found)
     of_name = any(one.name == given["name"] for one in graph.versions.values())
     if address == text and not given["alias"] and (os.path.lexists(text) or not of_name):

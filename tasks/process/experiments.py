@@ -32,7 +32,9 @@ def start_comparison(
 ) -> Run:
     """Start the MLflow run that is the parent of a comparison's runs."""
     tracked.end_killed(key)
-    return tracked.start(settings, prepared, lifecycle.comparison(settings, prepared, key), flow_run_id)
+    label, own = f"{prepared.name}-comparison", ("train.loop", "strategy")
+    new = lifecycle.parent(label, "mlruns/comparisons", key, settings, own)
+    return tracked.start(settings, prepared, new, flow_run_id)
 
 
 def start_sweep(
@@ -49,7 +51,8 @@ def start_sweep(
     check(settings, prepared)
     gate.check(settings, prepared)
     tracked.end_killed(key)
-    run = tracked.start(settings, prepared, lifecycle.sweep(settings, prepared, key, name, swept), flow_run_id)
+    new = lifecycle.parent(f"{prepared.name}-sweep-{name}", "mlruns/sweeps", key, settings, swept, sweep=name)
+    run = tracked.start(settings, prepared, new, flow_run_id)
     tracked.keep_changes(run)
     return run
 

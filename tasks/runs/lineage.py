@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -86,26 +86,17 @@ def meaning(source: bytes) -> str:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return hashlib.sha256(source).hexdigest()
-    return hashlib.sha256("\0".join(_parts(tree)).encode()).hexdigest()
+    for node in ast.walk(tree):
+        for name, value in list(ast.iter_fields(node)):
+            if isinstance(value, list):
+                value[:] = [one for one in value if not _is_text(one)]
+                if not value:  # Newer Pythons have more fields.
+                    delattr(node, name)
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
-def _parts(node: ast.AST) -> Iterator[str]:
-    """Yield the parts of a syntax tree, without positions, bare strings and empty fields (newer Pythons have more)."""
-    yield type(node).__name__
-    for name, value in ast.iter_fields(node):
-        for item in value if isinstance(value, list) else [value]:
-            if (
-                isinstance(item, ast.Expr)
-                and isinstance(item.value, ast.Constant)
-                and isinstance(item.value.value, str)
-            ):
-                continue
-            if isinstance(item, ast.AST):
-                yield f"{name}("
-                yield from _parts(item)
-                yield ")"
-            elif item is not None or isinstance(value, list):  # In a list, None is a place: `{**a, b: c}`.
-                yield f"{name}={item!r}"
+def _is_text(node: Any) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def weights_digest(weights: Sequence[tuple[str, "np.ndarray"]]) -> str:

@@ -40,6 +40,7 @@ from tasks.tracking.store import (
     find_experiment,
     find_or_none,
     is_own_store,
+    logged_models,
     open_store,
     pages,
     retried,
@@ -111,8 +112,7 @@ def _copy(run: records.Run, whole: bool) -> Synced:
     found = source.get_run(mlflow_run_id(run))
     own_id = found.info.run_id
     told: dict[str, Any] = {"run_id": run.run_id, "name": run.name}
-    models = list(pages(source.search_logged_models, [found.info.experiment_id], f"source_run_id = '{own_id}'"))
-    models = [one for one in models if one.status == LoggedModelStatus.READY]
+    models = [one for one in logged_models(source, found) if one.status == LoggedModelStatus.READY]
     versions = list(pages(source.search_model_versions, filter_string=f"run_id = '{own_id}'"))
     digest = _digest(found, models, versions)
     experiment_id = find_experiment(client, run.experiment, store_uri())
@@ -223,8 +223,7 @@ def copy_pending(except_run_id: str | None = None) -> None:
 
 
 def _find_model_copy(client: mlflow.MlflowClient, there: str, model_id: str) -> Any:
-    experiment_id = client.get_run(there).info.experiment_id
-    found = pages(client.search_logged_models, [experiment_id], f"source_run_id = '{there}'")
+    found = logged_models(client, client.get_run(there))
     return next((one for one in found if one.tags.get(FROM_MODEL) == model_id), None)
 
 

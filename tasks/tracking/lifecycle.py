@@ -67,7 +67,7 @@ class NewRun(NamedTuple):
 def training(settings: config.Settings, parent_run_id: str | None = None) -> NewRun:
     """Return the MLflow run of a training, which may be part of a comparison."""
     kind, loop = settings.strategy.kind, settings.train.loop
-    params = params_of(settings)
+    params = params_of(settings.to_json())
     if parent_run_id is not None:
         # The first differing parameter is the first axis in MLflow's page for comparing runs.
         params = {"comparison": f"{kind} {loop}", **params}
@@ -75,49 +75,30 @@ def training(settings: config.Settings, parent_run_id: str | None = None) -> New
     return NewRun(label, "mlruns/runs", locks.key_of(settings), params, {"strategy": kind, "loop": loop}, parent_run_id)
 
 
-def params_of(settings: config.Settings) -> dict[str, Any]:
+def params_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings to log as MLflow parameters, without empty mappings: compared with a run that has entries
     under the same name, they would be a second difference."""
-    return {key: value for key, value in settings.flat().items() if value != {}}
+    return {key: value for key, value in config.flat(settings).items() if value != {}}
 
 
-def comparison(settings: config.Settings, prepared: records.PreparedDataset, key: str) -> NewRun:
-    """Return the parent run of a comparison, with the parameters that its runs share.
+def parent(label: str, place: str, key: str, settings: config.Settings, own: Sequence[str], **tags: str) -> NewRun:
+    """Return the parent run of a comparison or a sweep, with the parameters that its runs share.
 
     Args:
+        label, place, key, tags: see ``NewRun``.
         settings: the settings of any of those runs.
-        prepared: their data.
-        key: the key that the comparison's process holds, see ``locks.lock``.
+        own: the settings that differ between those runs, with those below them.
     """
-    params = _shared(settings, ("train.loop", "strategy"))
-    return NewRun(f"{prepared.name}-comparison", "mlruns/comparisons", key, params)
-
-
-def sweep(
-    settings: config.Settings, prepared: records.PreparedDataset, key: str, name: str, swept: Sequence[str]
-) -> NewRun:
-    """Return the parent run of a sweep, with the parameters that its trials share.
-
-    Args:
-        settings: the settings of any of those trials.
-        prepared: their data.
-        key: the key that the sweep's process holds, see ``locks.lock``.
-        name: the name of the search space.
-        swept: the settings that differ between trials.
-    """
-    return NewRun(f"{prepared.name}-sweep-{name}", "mlruns/sweeps", key, _shared(settings, swept), {"sweep": name})
-
-
-def _shared(settings: config.Settings, own: Sequence[str]) -> dict[str, object]:
-    """Return the parameters that all runs of a parent share, without these keys and those below them."""
-    below = tuple(f"{key}." for key in own)
-    return {key: value for key, value in params_of(settings).items() if key not in own and not key.startswith(below)}
+    below = tuple(f"{one}." for one in own)
+    params = params_of(settings.to_json())
+    params = {name: value for name, value in params.items() if name not in own and not name.startswith(below)}
+    return NewRun(label, place, key, params, tags)
 
 
 def trial(settings: config.Settings, parent: records.Run, number: int) -> NewRun:
     """Return the MLflow run of a trial, a child of its sweep's run."""
     tags = {"strategy": settings.strategy.kind, "loop": settings.train.loop, "trial": str(number)}
-    params = {"comparison": f"trial {number}", **params_of(settings)}  # As in ``training``.
+    params = {"comparison": f"trial {number}", **params_of(settings.to_json())}  # As in ``training``.
     return NewRun(f"trial-{number}", "mlruns/runs", f"{parent.key}-{number}", params, tags, parent.run_id)
 
 
@@ -276,11 +257,9 @@ def resume_run(
             f"the run '{run.run_id}' cannot be resumed: it is no longer in {own_uri()}. Restore it with "
             f"`mlflow runs restore --run-id {run.run_id}`, or start a new one with --fresh"
         )
-    before, after = config.flat(run.settings), settings.flat()
     changes = {
-        f"changed.{name}": f"{config.written(before.get(name))} -> {config.written(after.get(name))}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
+        f"changed.{one.key}": f"{config.written(one.before)} -> {config.written(one.now)}"
+        for one in resume.differences(run, settings)
     }
     key, here = key or locks.key_of(settings), _led_from_here()
     changed = resume.what_changed(run, settings, lineage, here["environment"])
@@ -303,7 +282,7 @@ def _create_again(run: records.Run) -> None:
     run_id = _create_run(run.experiment, run.start_time, present(tags))
     (config.project_root() / run.folder / "mlflow_run_id").write_text(run_id, encoding="utf-8")
     write(run, lambda client, run_id: client.update_run(run_id, name=run.name))
-    log_params(run, {key: config.written(value) for key, value in config.flat(run.settings).items() if value != {}})
+    log_params(run, {key: config.written(value) for key, value in params_of(run.settings).items()})
     log_points(run, read_metrics(run))
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from mlflow.types.schema import AnyType, ColSpec, Schema, TensorSpec
 from tasks import config, records
 from tasks.modeling import own_code
 from tasks.system import files, upstream
-from tasks.system.errors import UserError, cut, listed, one_of
+from tasks.system.errors import UserError, listed, one_of
 from tasks.tracking import trained_models
 from tasks.tracking.metrics import points_of
 from tasks.tracking.registry import version_of
@@ -29,6 +28,7 @@ from tasks.tracking.store import (
     REFUSALS,
     find_or_none,
     is_own_store,
+    logged_models,
     open_own_store,
     open_registry,
     own_uri,
@@ -38,8 +38,6 @@ from tasks.tracking.store import (
 )
 from tasks.tracking.trained_models import TrainedModel
 from tasks.tracking.writing import mlflow_run_id, present
-
-ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 
 
 @retried
@@ -77,20 +75,22 @@ def log_model(
         raise UserError(
             f"run {run.run_id} is not in {own_uri()}: it was started with {before}, so set it to the same value"
         )
-    experiment_id = found_run.info.experiment_id
     path = config.project_root() / keras_file
     trained_models.verify(f"run {run.run_id}", path, path.with_name(trained_models.MANIFEST))
     digest = files.digest(path)
     tags = present(
         {"data_version": run.lineage.data_version, "git_commit": run.lineage.git_commit, "keras_file_sha256": digest}
     )
-    logged = _find_logged(client, experiment_id, run_id, digest)
+    same = [one for one in logged_models(client, found_run) if one.tags.get("keras_file_sha256") == digest]
+    logged = min(same, key=lambda one: one.status != LoggedModelStatus.READY, default=None)
     if logged is not None and logged.status == LoggedModelStatus.READY:
         return f"models:/{logged.model_id}"
     if logged is None:
         # The parameters of its run, so that MLflow's list of models can be sorted and searched by them.
         params = found_run.data.params
-        logged = client.create_logged_model(experiment_id, name, run_id, tags=tags, params=params, model_type="keras")
+        logged = client.create_logged_model(
+            found_run.info.experiment_id, name, run_id, tags=tags, params=params, model_type="keras"
+        )
     # If a step fails, the model stays pending, and the next attempt continues with it.
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, "model")
@@ -110,13 +110,6 @@ def _test_dataset(run: Any) -> dict[str, str]:
     inputs = run.inputs.dataset_inputs if run.inputs else []
     tested = [one.dataset for one in inputs if "test" in {tag.value for tag in one.tags}]
     return {"dataset_name": tested[0].name, "dataset_digest": tested[0].digest} if tested else {}
-
-
-def _find_logged(client: mlflow.MlflowClient, experiment_id: str, run_id: str, digest: str) -> Any:
-    """Return the model that was already logged from a run's file, preferably a ready one; None if it does not exist."""
-    found = client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'")
-    same = [one for one in found if one.tags.get("keras_file_sha256") == digest]
-    return min(same, key=lambda one: one.status != LoggedModelStatus.READY, default=None)
 
 
 def _with_time_in_run(client: mlflow.MlflowClient, run_id: str, point: list[Any]) -> list[Any]:
@@ -321,10 +314,7 @@ def find_version(address: str) -> records.ModelVersion:
 
 
 def _find_at(client: mlflow.MlflowClient, address: str) -> Any:
-    named = ADDRESS.fullmatch(address)
-    if named is None:
-        shape = "write models:/NAME@ALIAS or models:/NAME/VERSION"
-        raise UserError(f"'{cut(address)}' is not the address of a model: {shape}")
+    named = trained_models.parse_address(address)
     try:
         if named["alias"]:
             return client.get_model_version_by_alias(named["name"], named["alias"])

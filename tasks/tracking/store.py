@@ -206,6 +206,12 @@ def pages(search: Callable[..., Any], *arguments: Any, **options: Any) -> Iterat
             return
 
 
+def logged_models(client: mlflow.MlflowClient, run: Any) -> list[Any]:
+    """Return the models that were logged for one of MLflow's runs."""
+    wanted = f"source_run_id = '{run.info.run_id}'"
+    return list(pages(client.search_logged_models, [run.info.experiment_id], wanted))
+
+
 def find_or_none(get: Callable[[], Any]) -> Any:
     """Return the result of a request, None if the object does not exist."""
     try:

@@ -6,6 +6,7 @@ Imports nothing heavy, so that a wrong name is refused before a framework is imp
 import hashlib
 import json
 import os
+import re
 import shutil
 import zipfile
 from contextlib import suppress
@@ -27,6 +28,8 @@ MANIFEST, EXPORT_MANIFEST = "manifest.json", "export.json"
 """Files in the folder of a model with the sha256 of each of its files, under `files`."""
 CODE = "code"
 """The subfolder for a model's user-defined code."""
+ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+"""The address of a registered model."""
 ENCODER = Path(prepared_data.__file__).with_name("encoding")
 """The encoder's package, found without importing it, because that imports NumPy."""
 
@@ -163,6 +166,18 @@ def is_registered(reference: str | None) -> bool:
     """Return whether a user's reference names a registered model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, or
     None for the only champion."""
     return reference is None or reference.startswith("models:")
+
+
+def parse_address(text: str) -> re.Match[str]:
+    """Return the parts of the address of a registered model.
+
+    Raises:
+        UserError: it is not one.
+    """
+    if (found := ADDRESS.fullmatch(text)) is None:
+        shape = "write models:/NAME@ALIAS or models:/NAME/VERSION"
+        raise UserError(f"'{errors.cut(text)}' is not the address of a model: {shape}")
+    return found
 
 
 def check_reference(reference: str | None) -> None:

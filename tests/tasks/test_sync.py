@@ -96,7 +96,8 @@ def test_five_runs_look_the_same_there_and_twice_is_as_once(
     made, worse, failed = trained(), trained("train.seed=2", right=0), Trained("train.seed=3")
     end_run(failed.run, "FAILED", "no power")
     origin = lineage.collect(made.settings, VERSION)
-    new = lifecycle.comparison(made.settings, made.prepared, "key")
+    own = ["train.loop", "strategy"]
+    new = lifecycle.parent("digits-comparison", "mlruns/comparisons", "key", made.settings, own)
     parent = start_run(made.settings, made.prepared, origin, new=new)
     child = start_run(made.settings, made.prepared, origin, new=lifecycle.training(made.settings, parent.run_id))
     for one in (child, parent):

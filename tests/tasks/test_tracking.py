@@ -185,7 +185,8 @@ def test_a_run_holds_settings_data_and_where_it_comes_from(store: Path) -> None:
 
 def start_sweep(name: str) -> records.Run:
     settings = config.load()
-    new = lifecycle.sweep(settings, PREPARED, f"sweep-{name}", name, ["schedule.learning_rate"])
+    own = ["schedule.learning_rate"]
+    new = lifecycle.parent(f"digits-sweep-{name}", "mlruns/sweeps", f"sweep-{name}", settings, own, sweep=name)
     return start_run(settings, PREPARED, lineage.collect(settings, VERSION), new=new)
 
 
