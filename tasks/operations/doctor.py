@@ -281,17 +281,17 @@ def memory(root: Path) -> Iterator[Remark]:
 
 
 def mlflow(root: Path) -> Iterator[Remark]:
-    """Check that the server in MLFLOW_TRACKING_URI answers, or that the database is intact."""
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{root / 'mlruns' / 'mlflow.db'}"
+    """Check that the server in MLFLOW_TRACKING_URI answers, and that the database of the runs is intact."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
     if uri.startswith(("http://", "https://")):
         fix = "start it, or unset MLFLOW_TRACKING_URI; runs keep their records until it answers"
         yield _server("MLFLOW_TRACKING_URI", uri, "MLflow", fix)
-    elif uri.startswith(SQLITE):
-        yield from _database(Path(uri.removeprefix(SQLITE)), "mlflow")
     elif NO_SCHEME.match(uri):
         yield error(NEEDS_SCHEME, "export MLFLOW_TRACKING_URI=http://$MLFLOW_TRACKING_URI")
-    else:
+    elif uri and not uri.startswith(SQLITE):
         yield ok(f"MLFLOW_TRACKING_URI = {uri}: this kind of store is not checked")
+    own = Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else root / "mlruns" / "mlflow.db"
+    yield from _database(own, "mlflow")
 
 
 def prefect(root: Path) -> Iterator[Remark]:

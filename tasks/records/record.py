@@ -62,10 +62,8 @@ def load(record_type: type[R], path: Path) -> R:
     except FileNotFoundError:
         raise UserError(f"{path} is missing: the stage that writes it has not finished") from None
     except (OSError, ValueError, RecursionError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(
-            f"{path} is not a readable {record_type.__name__} ({first}): run the stage that writes it again"
-        ) from None
+        first, remedy = str(error).splitlines()[0], record_type.remedy or "run the stage that writes it again"
+        raise UserError(f"{path} is not a readable {record_type.__name__} ({first}): {remedy}") from None
 
 
 def check_format(found: object, path: Path | str, remedy: str) -> None:

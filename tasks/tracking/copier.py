@@ -330,14 +330,17 @@ def sync(to: str) -> records.Sync:
     """
     os.environ["MLFLOW_TRACKING_URI"] = to
     open_store()
-    if not relocation.own_store().exists():
+    if not (runs := entries.find_runs(*entries.PLACES)):
         return records.Sync(to=store_uri(), runs=(), notes=())
     source, done = open_source(), []
-    for run in reversed(entries.find_runs(*entries.PLACES)):  # The oldest first.
+    for run in reversed(runs):  # The oldest first.
         found = find_or_none(partial(source.get_run, mlflow_run_id(run)))
-        if found is None or found.info.lifecycle_stage == "deleted":
+        if found is not None and found.info.lifecycle_stage == "deleted":
             continue
         try:
+            if found is None:
+                again = "to resume or register it writes it there again"
+                raise UserError(f"it is not in {relocation.own_store()}: {again}")
             if locks.is_locked(run.key):
                 raise UserError("a process is using it")
             if not RunStatus.is_terminated(RunStatus.from_string(found.info.status)):

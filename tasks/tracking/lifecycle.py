@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 import mlflow
@@ -19,9 +20,10 @@ from tasks.runs import entries, locks, outcome, resume
 from tasks.system import machine
 from tasks.system.errors import UserError
 from tasks.tracking import copier
-from tasks.tracking.metrics import read_metrics, send_missing
+from tasks.tracking.metrics import log_metrics, read_metrics, send_missing
 from tasks.tracking.registry import RUN_ID
 from tasks.tracking.store import (
+    SQLITE,
     find_experiment,
     find_or_none,
     is_own_store,
@@ -249,12 +251,9 @@ def resume_run(
     Raises:
         UserError: see ``open_store``.
     """
-    found = find_or_none(lambda: open_own_store().get_run(mlflow_run_id(run)))
-    if found is None and run.project != locks.project_id():
-        _create_again(run)  # It was fetched from another machine, whose store contains it.
-    elif found is None or found.info.lifecycle_stage == "deleted":
+    if find_or_create(run).info.lifecycle_stage == "deleted":
         raise UserError(
-            f"the run '{run.run_id}' cannot be resumed: it is no longer in {own_uri()}. Restore it with "
+            f"the run '{run.run_id}' cannot be resumed: it was deleted in {own_uri()}. Restore it with "
             f"`mlflow runs restore --run-id {run.run_id}`, or start a new one with --fresh"
         )
     changes = {
@@ -275,8 +274,20 @@ def resume_run(
     return run
 
 
-def _create_again(run: records.Run) -> None:
-    """Create a run in MLflow from its folder, with its settings, lineage and all metrics so far."""
+def find_or_create(run: records.Run) -> Any:
+    """Return MLflow's run in the own store. If it is not there, because the store was replaced or another machine
+    started the run, create it from the run's folder, with its settings, lineage and all metrics so far.
+
+    Raises:
+        UserError: the run is in another store.
+    """
+    client = open_own_store()
+    if (found := find_or_none(lambda: client.get_run(mlflow_run_id(run)))) is not None:
+        return found
+    before, now = (one if one.startswith(SQLITE) else "" for one in (run.store, locks.store_name()))
+    if before != now and run.project == locks.project_id():
+        store = f"MLFLOW_TRACKING_URI = {before}: set it" if before else "its project's own store: unset it"
+        raise UserError(f"run {run.run_id} is not in {own_uri()}. It was started with {store}")
     of_run = {"dataset": run.dataset, "strategy": run.strategy, "loop": run.loop, RUN_ID: run.run_id}
     tags = {**_tags_of(run.lineage), **of_run}
     run_id = _create_run(run.experiment, run.start_time, present(tags))
@@ -284,6 +295,11 @@ def _create_again(run: records.Run) -> None:
     write(run, lambda client, run_id: client.update_run(run_id, name=run.name))
     log_params(run, {key: config.written(value) for key, value in params_of(run.settings).items()})
     log_points(run, read_metrics(run))
+    if (evaluated := outcome.load_readable(run, records.EvaluationResult)) is not None:
+        log_metrics(run, evaluated.metrics)
+    if (ended := outcome.status(run)).status != "RUNNING":
+        client.set_terminated(run_id, ended.status, int(datetime.fromisoformat(ended.at).timestamp() * 1000))
+    return client.get_run(run_id)
 
 
 def end_run(run: records.Run, status: Literal["FINISHED", "FAILED", "KILLED"], reason: str | None = None) -> None:

@@ -22,22 +22,21 @@ from tasks.modeling import own_code
 from tasks.system import files, upstream
 from tasks.system.errors import UserError, listed, one_of
 from tasks.tracking import trained_models
+from tasks.tracking.lifecycle import find_or_create
 from tasks.tracking.metrics import points_of
 from tasks.tracking.registry import version_of
 from tasks.tracking.store import (
     REFUSALS,
-    find_or_none,
     is_own_store,
     logged_models,
     open_own_store,
     open_registry,
-    own_uri,
     pages,
     retried,
     store_uri,
 )
 from tasks.tracking.trained_models import TrainedModel
-from tasks.tracking.writing import mlflow_run_id, present
+from tasks.tracking.writing import present
 
 
 @retried
@@ -67,14 +66,8 @@ def log_model(
         UserError: the run is in another store.
         Unavailable: the store fails.
     """
-    client = open_own_store()
-    run_id = mlflow_run_id(run)
-    found_run = find_or_none(lambda: client.get_run(run_id))
-    if found_run is None:
-        before = f"MLFLOW_TRACKING_URI = {run.store}" if run.store else "no MLFLOW_TRACKING_URI"
-        raise UserError(
-            f"run {run.run_id} is not in {own_uri()}: it was started with {before}, so set it to the same value"
-        )
+    client, found_run = open_own_store(), find_or_create(run)
+    run_id = found_run.info.run_id
     path = config.project_root() / keras_file
     trained_models.verify(f"run {run.run_id}", path, path.with_name(trained_models.MANIFEST))
     digest = files.digest(path)

@@ -194,7 +194,9 @@ def test_access_of_another_user(project, home):
     assert " cannot be written'" in done.stdout
 
 
-def test_mlflow_that_is_damaged(project, look, empty_store):
+@pytest.mark.parametrize("team", ["", "databricks"])
+def test_mlflow_that_is_damaged(project, look, empty_store, monkeypatch, team):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", team)
     store = project / "mlruns" / "mlflow.db"
     content = bytearray(empty_store.read_bytes())
     content[4096 * 3 : 4096 * 40] = b"\xff" * (4096 * 37)

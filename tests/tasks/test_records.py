@@ -101,3 +101,6 @@ def test_a_run_of_another_format_is_rejected_in_one_sentence(given, found, tmp_p
             f"{path} has {found}, but this version of Stratagem reads only format 1: start the run again with --fresh, "
             "or remove its folder"
         )
+    path.write_text("{")
+    with pytest.raises(UserError, match=r"is not a readable Run \(.*: start the run again with --fresh, or remove"):
+        records.load(records.Run, path)

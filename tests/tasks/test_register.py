@@ -1,5 +1,6 @@
 import hashlib
 import re
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from mlflow.exceptions import MlflowException
 from tasks import records
 from tasks.evaluation import predictions
 from tasks.system.errors import UserError
+from tasks.tracking.metrics import MetricWriter
 from tasks.tracking.store import open_own_store, open_store, store_uri
 from tests.tasks.registering import IMAGES, VERSION, Trained
 
@@ -183,10 +185,25 @@ def test_without_its_server_a_model_waits_for_it(store: Path, monkeypatch: pytes
     assert result.reason.endswith("; then `stratagem runs sync` registers it")
     assert result.waits
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store.absolute().with_name('another.db')}")
-    with pytest.raises(UserError, match="it was started with no MLFLOW_TRACKING_URI"):
+    with pytest.raises(UserError, match="It was started with its project's own store: unset it"):
         trained.register()
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert trained.register().model_version == "1"
+
+
+def test_a_run_whose_store_was_replaced_is_written_there_again(store: Path, empty_store: Path) -> None:
+    trained = Trained()
+    with MetricWriter(trained.run) as writer:
+        writer.write(1, {"train/loss": 0.5})
+    trained.register()
+    before = open_store().get_run(trained.run.run_id)
+    shutil.copy(empty_store, store)
+    assert trained.register().model_version == "1"
+    (found,) = open_store().search_runs(["1"])
+    assert (found.info.status, found.info.run_name) == ("FINISHED", before.info.run_name)
+    assert found.data.params == before.data.params
+    assert found.data.metrics == before.data.metrics
+    assert found.data.tags["stratagem.run_id"] == trained.run.run_id
 
 
 @pytest.mark.slow

@@ -226,6 +226,16 @@ def test_what_is_no_store_is_refused(
     assert "secret" not in str(refused.value)
 
 
+def test_a_run_that_is_not_in_the_own_store_is_named(
+    store: Path, sync: Callable[..., records.Sync], empty_store: Path
+) -> None:
+    run = Trained().run
+    shutil.copy(empty_store, store)
+    (left,) = sync().runs
+    assert (left.run_id, left.outcome) == (run.run_id, "left out")
+    assert left.reason.endswith("mlruns/mlflow.db: to resume or register it writes it there again")
+
+
 # Over HTTP.
 
 
