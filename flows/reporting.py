@@ -36,6 +36,7 @@ R = TypeVar("R", bound=Record)
 
 # A restarting server needs some seconds.
 PATIENCE_SECONDS = 10.0
+CONTINUES = "The same command continues"
 
 
 class Outcome(Abort):
@@ -73,19 +74,19 @@ def reported(body: Callable[[], R]) -> R:
     try:
         reconciliation.end_crashed_flow_runs()
         outcome = Outcome(returned=body())
+    except (Interrupted, KeyboardInterrupt, TerminationSignal) as stop:
+        if isinstance(stop, TerminationSignal) and _server_answers(0.0):
+            raise  # Prefect's engine reports it, and the worker continues the flow run.
+        code = 128 + stop.signal if isinstance(stop, TerminationSignal) else getattr(stop, "exit_code", 130)
+        said = str(stop) if isinstance(stop, Interrupted) else "the run was stopped"
+        outcome = Outcome(error=Interrupted(said if CONTINUES in said else f"{said}. {CONTINUES}", code))
     except Exception as error:
         if isinstance(error, ProcessDied) and "STRATAGEM_RESUMES" in os.environ and _server_answers(PATIENCE_SECONDS):
             return cast(R, Crashed(message=str(error)))  # The worker restarts the flow run, or reports it.
         outcome = Outcome(error=error)
-        if not isinstance(error, Interrupted):
-            # Before Prefect, because this process ends if reporting to Prefect fails.
-            name = flow_run.name or "a flow run"
-            notifications.tell_failure(name, flow_run.id, flow_run.run_count or 1, str(error) or one_line(error))
-    except (KeyboardInterrupt, TerminationSignal) as stop:
-        if _server_answers(0.0):
-            raise  # Prefect's engine reports it, and ends the command as the signal does.
-        number = stop.signal if isinstance(stop, TerminationSignal) else signal.SIGINT
-        outcome = Outcome(error=Interrupted("the run was stopped", 128 + number))
+        # Before Prefect, because this process ends if reporting to Prefect fails.
+        name = flow_run.name or "a flow run"
+        notifications.tell_failure(name, flow_run.id, flow_run.run_count or 1, str(error) or one_line(error))
     _outcome.set(outcome)
     # The user who stopped the run is waiting for the command to end, so the server gets no time to come back.
     if not _server_answers(0.0 if isinstance(outcome.error, Interrupted) else PATIENCE_SECONDS):

@@ -76,7 +76,7 @@ def main() -> None:
             return
         try:
             end_unfinished(client)
-            restart_crashed(client, began, began)
+            restart_crashed(client, datetime.now(UTC), began)
         except httpx.HTTPError as error:
             sys.exit(f"Prefect's server does not answer: {error}")
     threading.Thread(target=_watch, args=(began,), daemon=True).start()

@@ -1,6 +1,7 @@
 """The settings as parameters of a deployment: the schema of Prefect's form, and how a run reads its values."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
@@ -74,7 +75,8 @@ def overrides_schema() -> dict[str, Any]:
     """Return the JSON schema of ``Overrides`` for the form: the ten common settings, then the others by section, with
     meaning, bounds and choices.
 
-    Other keys, such as ``train.epochs``, are allowed: the run checks them, and suggests the nearest key.
+    The form does not show patterns. They allow the other spellings of a key, such as ``train.epochs``, whose value the
+    run checks. Prefect's server rejects unknown keys, and its message does not list the patterns.
     """
     today: dict[str, Any] = {}
     with suppress(UserError):  # A run refuses these settings with the reason.
@@ -86,13 +88,14 @@ def overrides_schema() -> dict[str, Any]:
         for kind, variant in variants.items():
             for key, field in fields_of(variant, f"{section}."):
                 fields.setdefault(key, []).append((kind, field))
-    common: dict[str, Any] = {"type": "object", "title": "common settings", "properties": {}}
-    form: Any = {}
+    form, common = _section("Overrides"), _section("common settings")
+    form["properties"][COMMON] = common
     for key, known in fields.items():
         place, (*sections, name) = form, key.split(".")
         for section in sections:
-            place = place.setdefault(section, {"type": "object", "title": section, "properties": {}})["properties"]
-        if name in place or key in common["properties"]:
+            place = place["properties"].setdefault(section, _section(section))
+        form["patternProperties"][rf"^{re.escape(key)}(\.|$)"] = {}
+        if name in place["properties"]:
             continue
         types: list[dict[str, Any]] = []
         for _, field in known:
@@ -106,10 +109,18 @@ def overrides_schema() -> dict[str, Any]:
         shown = _choice(types) | {"description": " ".join(filter(None, notes))}
         if key in FIRST:
             common["properties"][key] = shown | {"title": key}
+            place["patternProperties"][f"^{name}$"] = {}
         else:
-            place[name] = shown | {"title": name}
+            place["properties"][name] = shown | {"title": name}
     common["properties"] = {key: common["properties"][key] for key in FIRST}
-    return {"title": "Overrides", "type": "object", "properties": {COMMON: common, **form}}
+    return form
+
+
+def _section(title: str) -> dict[str, Any]:
+    """Return the schema of an object with no key yet; it rejects keys that are neither a property nor a pattern."""
+    return {
+        "type": "object", "title": title, "properties": {}, "patternProperties": {}, "unevaluatedProperties": False
+    }  # fmt: skip
 
 
 def _types(field: FieldInfo) -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """Which flow runs the worker of `stratagem up` restarts and reports; test_operation.py kills real ones."""
 
+import contextlib
 import os
 import subprocess
+import sys
 import uuid
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -9,14 +11,14 @@ from types import SimpleNamespace
 import pytest
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Crashed, Failed, Scheduled
+from prefect.states import Crashed, Failed, Running, Scheduled
 from typer.main import get_command
 
 from flows import reporting
 from flows.cli import main
 from flows.operate import notifications, operation, servers, worker
 from tasks.records import Operation, ServiceState
-from tasks.system.errors import ProcessDied, StratagemError, UserError
+from tasks.system.errors import Interrupted, ProcessDied, StratagemError, Terminated, UserError
 from tests.tasks.written_runs import run_id_of, write_run
 
 NOW = datetime.now(UTC)
@@ -37,6 +39,12 @@ class Server:
 
     def update_flow_run_labels(self, flow_run_id, labels):
         self.run.labels |= labels
+
+    def read_flow_run(self, flow_run_id):
+        return self.run
+
+    def read_task_runs(self, flow_run_filter):
+        return []
 
 
 @pytest.fixture
@@ -65,6 +73,18 @@ def test_a_flow_run_is_restarted_once_also_if_it_dies_before_it_runs(told, has_r
         f"it died\n\nIt has crashed 2 times. `Retry` on Prefect's page, or `prefect flow-run retry {server.run.id}`"
         in reason
     )
+
+
+def test_what_a_worker_left_is_scheduled_before_the_next_worker_takes_a_newer_request(told, project, monkeypatch):
+    server, taken = Server(Running(), 1), []
+    monkeypatch.setattr(worker, "get_client", lambda sync_client: contextlib.nullcontext(server))
+    monkeypatch.setattr(worker, "deploy", lambda client, root: [])
+    monkeypatch.setattr(worker, "_watch", lambda began: None)
+    monkeypatch.setattr(worker, "prefect_command", lambda: taken.append(server.run.state))
+    monkeypatch.setattr(sys, "argv", ["worker"])
+    monkeypatch.setenv("STRATAGEM_RESUMES", "1")
+    worker.main()
+    assert [state.message for state in taken] == [f"restarted: {worker.WORKER_ENDED}"]
 
 
 @pytest.mark.parametrize("why", [worker.WORKER_ENDED, worker.SIGTERMED])
@@ -109,6 +129,26 @@ def test_where_the_worker_resumes_a_training_that_dies_is_a_crash(told, monkeypa
     monkeypatch.setenv("STRATAGEM_RESUMES", "1")
     state = reporting.reported(dies)
     assert (state.type, state.message, told) == (StateType.CRASHED, "the process that ran train died (SIGKILL)", [])
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "the run was stopped"),
+        (Terminated(), 143, "the run was stopped"),
+        (Interrupted("start_run was interrupted", 143), 143, "start_run was interrupted"),
+        (Interrupted("step 3 is saved. The same command continues"), 130, "step 3 is saved"),
+    ],
+    ids=str,
+)
+def test_a_flow_that_is_stopped_says_that_the_same_command_continues(told, monkeypatch, project, stop, code, said):
+    def stopped():
+        raise stop
+
+    monkeypatch.setattr(reporting, "_server_answers", lambda seconds: True)
+    state = reporting.reported(stopped)
+    assert (state.type, state.data, told) == (StateType.CANCELLED, code, [])
+    assert state.message == f"{said}. The same command continues"
 
 
 BOX = "╭──────────╮\n│ Deploying nightly │\n╰──────────╯\n"
