@@ -68,31 +68,38 @@ MEASURED = [
 RANKINGS = "auc", "mean_average_precision"  # A training counts their scores in bins.
 
 
+def measured(name, target, *batches):
+    """A metric of a training that has seen these batches."""
+    metric = metrics.find_metric(name).in_training(name, target)
+    for labels, outputs, *weights in batches:
+        metric.update_state(labels, outputs.astype("float32"), *weights)
+    return metric
+
+
+def assert_measured(metric, labels, outputs, **tolerance):
+    """It says what an evaluation computes of all at once."""
+    expected = metrics.find_metric(metric.name).of_predictions(labels, outputs)
+    tolerance = tolerance or ({"abs": 1e-3} if metric.name in RANKINGS else {"rel": 1e-5})
+    assert float(metric.result()) == pytest.approx(expected, **tolerance)
+
+
 @pytest.mark.parametrize(("task", "name"), MEASURED)
 def test_a_training_sums_up_over_batches_what_an_evaluation_computes_at_once(task, name):
     labels, outputs = predictions(task)
-    found = metrics.find_metric(name)
-    metric = found.in_training(name, TARGETS[task])
+    parts = [slice(first, first + 50) for first in range(0, len(labels), 50)]  # The last one is short.
+    metric = measured(name, TARGETS[task], *((labels[part], outputs[part]) for part in parts))
     assert metric.name == name
-    for first in range(0, len(labels), 50):  # The last one is short.
-        part = slice(first, first + 50)
-        metric.update_state(labels[part], outputs[part].astype("float32"))
-    tolerance = {"abs": 1e-3} if name in RANKINGS else {"rel": 1e-5}
-    assert float(metric.result()) == pytest.approx(found.of_predictions(labels, outputs), **tolerance)
+    assert_measured(metric, labels, outputs)
 
 
 @pytest.mark.parametrize(("task", "name"), MEASURED)
 def test_parts_of_workers_add_up(task, name):
     labels, outputs = predictions(task)
-    parts = []
-    for part in (slice(0, 70), slice(70, None)):
-        metric = metrics.find_metric(name).in_training(name, TARGETS[task])
-        metric.update_state(labels[part], outputs[part].astype("float32"))
-        parts.append([np.asarray(variable) for variable in metric.variables])
-    whole = metrics.find_metric(name).in_training(name, TARGETS[task])
-    whole.update_state(labels, outputs.astype("float32"))
-    for variable, one, other in zip(whole.variables, *parts, strict=True):
-        np.testing.assert_allclose(np.asarray(variable), one + other, rtol=1e-5)
+    parts = (slice(0, 70), slice(70, None), slice(None))
+    one, other, whole = (measured(name, TARGETS[task], (labels[part], outputs[part])) for part in parts)
+    for variables in zip(one.variables, other.variables, whole.variables, strict=True):
+        first, second, both = map(np.asarray, variables)
+        np.testing.assert_allclose(both, first + second, rtol=1e-5)
 
 
 def test_a_metric_that_says_nothing_is_left_out():
@@ -113,38 +120,24 @@ def test_a_ranking_in_bins_is_near_the_exact_one_whatever_the_scores_are(task, s
     own = np.eye(6)[labels] if task == "classification" else labels
     outputs = scale * (generator.normal(0, 1, own.shape) + own)
     for name in RANKINGS if task == "multilabel" else RANKINGS[:1]:
-        metric = metrics.find_metric(name).in_training(name, TARGETS[task])
-        metric.update_state(labels, outputs.astype("float32"))
-        assert float(metric.result()) == pytest.approx(
-            metrics.find_metric(name).of_predictions(labels, outputs), abs=1e-3
-        )
+        assert_measured(measured(name, TARGETS[task], (labels, outputs)), labels, outputs)
 
 
 def test_a_ranking_leaves_out_the_classes_that_an_evaluation_leaves_out():
     labels, outputs = predictions("classification")
-    outputs = outputs[labels < 4]
-    labels = labels[labels < 4]
-    auc = metrics.find_metric("auc")
-    metric = auc.in_training("auc", TARGETS["classification"])
-    assert float(metric.result()) == 0.0
-    metric.update_state(labels, outputs.astype("float32"))
-    assert float(metric.result()) == pytest.approx(auc.of_predictions(labels, outputs), abs=1e-3)
+    labels, outputs = labels[labels < 4], outputs[labels < 4]
+    assert float(measured("auc", TARGETS["classification"]).result()) == 0.0
+    assert_measured(measured("auc", TARGETS["classification"], (labels, outputs)), labels, outputs)
     labels, outputs = predictions("multilabel")
     labels[:, 2] = 0
     for name in RANKINGS:
-        metric = metrics.find_metric(name).in_training(name, TARGETS["multilabel"])
-        metric.update_state(labels, outputs.astype("float32"))
-        assert float(metric.result()) == pytest.approx(
-            metrics.find_metric(name).of_predictions(labels, outputs), abs=1e-3
-        )
+        assert_measured(measured(name, TARGETS["multilabel"], (labels, outputs)), labels, outputs)
 
 
 def test_a_ranking_tells_scores_apart_whose_probabilities_are_1_in_float32():
     labels = np.array([0, 0, 1, 1])
     outputs = np.array([[40.0, 0.0], [30.0, 0.0], [25.0, 0.0], [20.0, 0.0]])
-    metric = metrics.find_metric("auc").in_training("auc", Target.of_classes("ab"))
-    metric.update_state(labels, outputs.astype("float32"))
-    assert float(metric.result()) == 1.0
+    assert float(measured("auc", Target.of_classes("ab"), (labels, outputs)).result()) == 1.0
 
 
 def test_r2_of_a_training_keeps_its_digits_far_from_0():
@@ -152,10 +145,8 @@ def test_r2_of_a_training_keeps_its_digits_far_from_0():
     labels = (20_000 + generator.normal(0, 2, (1000, 1))).astype("float32")
     outputs = labels + generator.normal(0, 1, labels.shape)
     target = Target(task="regression", num_outputs=1, mean=(20_000.4,), deviation=(2.0,))
-    metric = metrics.find_metric("r2").in_training("r2", target)
-    for part in np.array_split(np.arange(1000), 7):
-        metric.update_state(labels[part], outputs[part].astype("float32"))
-    assert float(metric.result()) == pytest.approx(metrics.find_metric("r2").of_predictions(labels, outputs), abs=1e-3)
+    metric = measured("r2", target, *((labels[part], outputs[part]) for part in np.array_split(np.arange(1000), 7)))
+    assert_measured(metric, labels, outputs, abs=1e-3)
     metric.reset_state()
     metric.update_state(np.full((1000, 1), 20_003.3, "float32"), outputs.astype("float32"))
     assert float(metric.result()) == 0.0
@@ -166,9 +157,8 @@ def test_a_weight_counts_as_so_many_examples(name):
     task = "regression" if name == "r2" else "multilabel"
     labels, outputs = predictions(task)
     weights = np.arange(len(labels)) % 3
-    weighted, repeated = (metrics.find_metric(name).in_training(name, TARGETS[task]) for _ in range(2))
-    weighted.update_state(labels, outputs.astype("float32"), weights)
-    repeated.update_state(np.repeat(labels, weights, axis=0), np.repeat(outputs, weights, axis=0).astype("float32"))
+    weighted = measured(name, TARGETS[task], (labels, outputs, weights))
+    repeated = measured(name, TARGETS[task], [np.repeat(values, weights, axis=0) for values in (labels, outputs)])
     assert float(weighted.result()) == pytest.approx(float(repeated.result()), rel=1e-5)
 
 
@@ -179,8 +169,7 @@ def test_top_k_is_there_for_each_k():
     found = metrics.compute("classification", labels, outputs, metrics.without_file(settings))
     assert found[name] == pytest.approx(sklearn.top_k_accuracy_score(labels, outputs, k=3))
     assert found["top_5_accuracy"] > found[name] > found["accuracy"]
-    metric = metrics.find_metric(name).in_training(name, TARGETS["classification"])
-    metric.update_state(labels, outputs.astype("float32"))
+    metric = measured(name, TARGETS["classification"], (labels, outputs))
     assert float(metric.result()) == pytest.approx(found[name], rel=1e-5)
     assert metrics.better(f"validation/{name}") == "higher"
 
@@ -397,6 +386,27 @@ def test_an_evaluation_measures_the_same_losses_on_every_backend(run):
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
+OWN_LOSSES = """
+import keras
+
+
+def quartic(labels, outputs):
+    return keras.ops.mean((outputs - keras.ops.cast(labels, outputs.dtype)) ** 4, axis=-1)
+
+
+def averaged(labels, outputs):
+    return keras.ops.mean(outputs)
+
+
+def broken(labels, outputs):
+    return 1 / 0
+
+
+def forgets_to_return(labels, outputs):
+    pass
+"""
+
+
 @pytest.mark.parametrize("task", list(TARGETS))
 def test_auto_is_the_usual_loss_of_the_task(tiny, task):
     labels, outputs = predictions(task)
@@ -439,16 +449,7 @@ def test_a_loss_that_cannot_be_is_refused(tiny, own_losses, task, overrides, mes
 @pytest.fixture
 def own_losses(project, monkeypatch):
     sys.modules.pop("own_losses", None)  # Of another test's project.
-    (project / "own_losses.py").write_text(
-        "import keras\n\n\n"
-        "def quartic(labels, outputs):\n"
-        "    return keras.ops.mean((outputs - keras.ops.cast(labels, outputs.dtype)) ** 4, axis=-1)\n\n\n"
-        "def averaged(labels, outputs):\n    return keras.ops.mean(outputs)\n\n\n"
-        "def broken(labels, outputs):\n    return 1 / 0\n\n\n"
-        "def forgets_to_return(labels, outputs):\n    pass\n\n\n"
-        "def wrong(labels, outputs):\n"
-        "    return keras.ops.where(labels == keras.ops.argmax(outputs, axis=-1), 0.0, 1.0)\n"
-    )
+    (project / "own_losses.py").write_text(OWN_LOSSES)
     monkeypatch.syspath_prepend(project)
 
 
@@ -465,26 +466,19 @@ def test_a_loss_of_ones_own(tiny, own_losses):
 def test_a_metric_of_mixed_images_counts_the_class_with_the_largest_share(name):
     labels, outputs = predictions("classification")
     shares = 0.7 * np.eye(6)[labels] + 0.3 * np.eye(6)[labels[::-1]]
-    metric = metrics.of_largest_share(
-        metrics.find_metric(name).in_training(name, TARGETS["classification"]), "classification"
-    )
+    metric = metrics.of_largest_share(measured(name, TARGETS["classification"]), "classification")
     for y in (shares.astype("float32"), labels):
         metric.reset_state()
         metric.update_state(y, outputs.astype("float32"))
-        assert float(metric.result()) == pytest.approx(
-            metrics.find_metric(name).of_predictions(labels, outputs), rel=1e-5
-        )
+        assert_measured(metric, labels, outputs)
 
 
 def test_a_metric_of_mixed_images_counts_the_labels_of_half_an_image():
     labels, outputs = predictions("multilabel")
     shares = 0.7 * labels + 0.3 * labels[::-1]
-    metric = metrics.find_metric("micro_f1").in_training("micro_f1", TARGETS["multilabel"])
-    metric = metrics.of_largest_share(metric, "multilabel")
+    metric = metrics.of_largest_share(measured("micro_f1", TARGETS["multilabel"]), "multilabel")
     metric.update_state(shares.astype("float32"), outputs.astype("float32"))
-    assert float(metric.result()) == pytest.approx(
-        metrics.find_metric("micro_f1").of_predictions(labels, outputs), rel=1e-5
-    )
+    assert_measured(metric, labels, outputs)
 
 
 @pytest.mark.parametrize("name", ["auto", "mean_squared_error"])
