@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
+from tests.waiting import wait
+
 
 class Page:
     """One page of a browser."""
@@ -123,21 +125,19 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], P
 
 def _first_tab(port: str) -> str:
     """Return the address of the page that is open; Chromium takes questions before it has one."""
-    end = time.monotonic() + 120
-    while True:
+
+    def tabs() -> list[str]:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=60) as answer:
-            tabs = [tab["webSocketDebuggerUrl"] for tab in json.load(answer) if tab["type"] == "page"]
-        if tabs:
-            return str(tabs[0])
-        assert time.monotonic() < end
-        time.sleep(0.1)
+            return [tab["webSocketDebuggerUrl"] for tab in json.load(answer) if tab["type"] == "page"]
+
+    return str(wait("a page", tabs, 120)[0])
 
 
 def _port(file: Path, process: subprocess.Popen[bytes]) -> str:
     """Return the port that Chromium has chosen."""
-    end = time.monotonic() + 120
-    while not (file.exists() and file.read_text().strip()):
+
+    def words() -> list[str]:
         assert process.poll() is None, f"Chromium ended with {process.returncode}"
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    return file.read_text().split()[0]
+        return file.read_text().split() if file.exists() else []
+
+    return str(wait("Chromium's port", words, 120)[0])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tasks import config
+from tests.waiting import wait
 
 pytestmark = pytest.mark.slow
 
@@ -51,14 +52,15 @@ def server(prefect_home, project):
         ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **given,
     )  # fmt: skip
+
+    def answers() -> bool:
+        assert process.poll() is None
+        with contextlib.suppress(OSError):
+            return urllib.request.urlopen(f"{address}/api/health", timeout=5).status == 200
+        return False
+
     try:
-        end = time.monotonic() + 300
-        while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/api/health", timeout=5):
-                break
-            assert process.poll() is None
-            assert time.monotonic() < end
-            time.sleep(0.5)
+        wait("the server's first answer", answers, 300)
         for command in (
             ["prefect", "work-pool", "create", "local-process", "--type", "process"],
             ["prefect", "--no-prompt", "deploy", "--all"],

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ import psutil
 import pytest
 
 from benchmarks import hosts as benchmark_hosts
+from tests.waiting import wait
 
 # A file `sitecustomize.py` in PYTHONPATH is imported by every Python before anything else.
 RECORD_IMPORTS = """
@@ -50,13 +50,15 @@ class Command:
     err: Path
     family: list[psutil.Process] = field(default_factory=list)
 
-    def wait_until(self, text: str, of: Path | None = None, timeout_seconds: float = 900) -> None:
-        """Wait until standard error (or ``of``) holds the text, and take down which child processes there are then."""
-        end = time.monotonic() + timeout_seconds
-        while text not in (of or self.err).read_text():
-            assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.err.read_text()}"
-            assert time.monotonic() < end, f"'{text}' never came: {self.err.read_text()}"
-            time.sleep(0.1)
+    def wait_until(self, awaited: str | Callable[[], object], of: Path | None = None) -> None:
+        """Wait until standard error (or ``of``) holds a text, or a condition holds; note its child processes then."""
+
+        def happened() -> object:
+            found = awaited in (of or self.err).read_text() if isinstance(awaited, str) else awaited()
+            assert found or self.process.poll() is None, self.err.read_text()
+            return found
+
+        wait(str(awaited), happened)
         self.family = psutil.Process(self.process.pid).children(recursive=True)
 
     def survivors(self, timeout_seconds: float = 120) -> list[str]:

@@ -5,11 +5,11 @@ import getpass
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tasks.system.machine import free_ports
+from tests.waiting import wait
 
 MISSING = [name for name in ("slurmctld", "slurmd", "sbatch") if shutil.which(name) is None]
 REASON = f"{', '.join(MISSING)}: apt-get install slurmctld slurmd slurm-client"
@@ -67,19 +67,13 @@ def running(
             for words in commands
         ]
     try:
-        end = time.monotonic() + 120
-        idle = ""
-        while idle.split() != ["idle"] and time.monotonic() < end:
-            time.sleep(0.5)
-            asked = subprocess.run(
-                command(0, "sinfo", "--noheader", "--format=%T"),
-                env=os.environ | {"SLURM_CONF": str(path)},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            idle = asked.stdout
-        assert idle.split() == ["idle"], (folder / "daemons.log").read_text()
+        asked = command(0, "sinfo", "--noheader", "--format=%T")
+        given = {"env": os.environ | {"SLURM_CONF": str(path)}, "capture_output": True, "text": True}
+        wait(
+            "that both nodes are idle",
+            lambda: subprocess.run(asked, check=False, **given).stdout.split() == ["idle"],
+            120,
+        )
         yield path
     finally:
         for daemon in daemons:

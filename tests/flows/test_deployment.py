@@ -7,9 +7,8 @@ import shutil
 import socket
 import sqlite3
 import subprocess
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 import yaml
 
 from tests.tasks.training.test_own_parts import PARTS
+from tests.waiting import wait
 
 pytestmark = pytest.mark.slow
 
@@ -71,14 +71,6 @@ class Prefect:
             return dict(database.execute(query))
 
 
-def _wait(what: str, happened: Callable[[], Any], timeout_seconds: float = 900) -> Any:
-    end = time.monotonic() + timeout_seconds
-    while not (result := happened()):
-        assert time.monotonic() < end, f"{what} did not happen"
-        time.sleep(1)
-    return result
-
-
 @pytest.fixture(scope="module")
 def prefect(prepared_template, prefect_database, start, tmp_path_factory) -> Iterator[Prefect]:
     project = tmp_path_factory.mktemp("deployed") / "project"
@@ -101,7 +93,7 @@ def prefect(prepared_template, prefect_database, start, tmp_path_factory) -> Ite
             return urllib.request.urlopen(f"http://127.0.0.1:{port}/api/health", timeout=5).status == 200
         return False
 
-    _wait("the server's first answer", answers)
+    wait("the server's first answer", answers)
     deployed = Prefect(project, environment, None)
     pool = deployed.command("work-pool", "create", "local-process", "--type", "process", "--overwrite")
     assert pool.returncode == 0, pool.stderr
@@ -161,7 +153,7 @@ def test_a_run_on_demand_is_completed_there_and_finished_in_mlflow(prefect):
     assert flow_run["state_type"] == "COMPLETED"
     assert flow_run["name"] == "digits-one_device-fit"
     # Prefect writes tasks down beside the run, some of them after its end.
-    _wait("the last task", lambda: len(prefect.task_runs(flow_run)) >= 4)
+    wait("the last task", lambda: len(prefect.task_runs(flow_run)) >= 4)
     assert prefect.task_runs(flow_run) == [
         "data digits", "train convnet2 on digits, one_device fit", "evaluate latest on digits, one_device fit",
         "register convnet2 on digits, one_device",
@@ -184,7 +176,7 @@ def test_a_run_on_demand_is_completed_there_and_finished_in_mlflow(prefect):
         logs = prefect.ask("logs/filter", {"logs": {"flow_run_id": {"any_": [flow_run["id"]]}}})
         return [log["message"] for log in logs if "train/loss" in log["message"]]
 
-    _wait("Prefect's log of both epochs", lambda: len(epochs()) == 2)
+    wait("Prefect's log of both epochs", lambda: len(epochs()) == 2)
     assert sorted(line.partition(":")[0] for line in epochs()) == ["step 21", "step 42"]
 
 
@@ -201,7 +193,7 @@ def test_a_comparison_on_demand_leaves_its_table(prefect):
     assert "none of one_device has this key" in first["state"]["message"]
     assert first["id"] not in prefect.mlflow_runs()
     assert flow_run["name"] == "comparison of one_device"
-    _wait("the last task", lambda: len(prefect.task_runs(flow_run)) >= 5)
+    wait("the last task", lambda: len(prefect.task_runs(flow_run)) >= 5)
     assert prefect.task_runs(flow_run) == [
         "data digits", "train convnet2 on digits, one_device fit", "evaluate latest on digits, one_device fit",
         "train convnet2 on digits, one_device custom", "evaluate latest on digits, one_device custom",
@@ -260,12 +252,12 @@ def test_a_run_that_is_cancelled_ends_as_killed(prefect):
         trains = begun and list(prefect.project.glob("mlruns/runs/*/checkpoints/*"))
         return begun[0] if trains and prefect.mlflow_runs().get(begun[0]["id"]) == "RUNNING" else None
 
-    flow_run = _wait("training", training)
+    flow_run = wait("training", training)
     family = prefect.worker.children(recursive=True)
     assert any(child.cmdline()[-2:] == ["tasks", "serve"] for child in family)
     assert prefect.command("flow-run", "cancel", flow_run["id"]).returncode == 0
-    _wait("the end as killed", lambda: prefect.mlflow_runs()[flow_run["id"]] == "KILLED")
-    _wait("the cancellation", lambda: prefect.flow_runs("training")[-1]["state_type"] == "CANCELLED")
+    wait("the end as killed", lambda: prefect.mlflow_runs()[flow_run["id"]] == "KILLED")
+    wait("the cancellation", lambda: prefect.flow_runs("training")[-1]["state_type"] == "CANCELLED")
     ends = [json.loads(path.read_text()) for path in prefect.project.glob("mlruns/runs/*/status.json")]
     assert [" is saved. " in end["reason"] for end in ends if end["status"] == "KILLED"] == [True]
     _, alive = psutil.wait_procs(family, 120)
@@ -286,16 +278,16 @@ def test_a_scheduled_run_fires_and_the_next_one_trains_nothing(prefect):
     def completed() -> list[dict[str, Any]]:
         return [run for run in prefect.flow_runs("nightly") if run["state_type"] == "COMPLETED"]
 
-    _wait("two scheduled runs", lambda: len(completed()) >= 2)
+    wait("two scheduled runs", lambda: len(completed()) >= 2)
     first, second = completed()[:2]
     assert first["auto_scheduled"]
     assert second["auto_scheduled"]
     assert "train convnet2 on digits, one_device fit" in prefect.task_runs(first)
-    _wait("its task", lambda: prefect.task_runs(second))
+    wait("its task", lambda: prefect.task_runs(second))
     assert prefect.task_runs(second) == ["data digits"]
     new = {flow_run: status for flow_run, status in prefect.mlflow_runs().items() if flow_run not in before}
     assert new == {first["id"]: "FINISHED"}
     # Nothing more is started, and what has begun comes to its end.
     (deployment,) = prefect.ask("deployments/filter", {"deployments": {"name": {"any_": ["nightly"]}}})
     prefect.ask(f"deployments/{deployment['id']}/pause_deployment", {})
-    _wait("quiet", lambda: prefect.worker.children() == [])
+    wait("quiet", lambda: prefect.worker.children() == [])

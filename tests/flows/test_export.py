@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 
 import pytest
 
@@ -151,12 +150,7 @@ def test_an_export_that_is_interrupted_leaves_nothing(prepared_project, run, sta
     command = start(
         "stratagem", "models", "export", "latest", "--format", "slow", "--to", str(target), cwd=prepared_project
     )
-    end = time.monotonic() + 300
-    while not list(target.parent.glob(".export.*/out/half")):
-        assert command.process.poll() is None, command.err.read_text()
-        assert time.monotonic() < end, command.err.read_text()
-        time.sleep(0.1)
-    command.wait_until("")
+    command.wait_until(lambda: list(target.parent.glob(".export.*/out/half")))
     command.process.send_signal(signal.SIGINT)
     assert command.process.wait(300) == 130
     assert command.survivors() == []

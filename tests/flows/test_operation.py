@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import stat
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from flows.operate import operation
 from tasks import records
 from tasks.system.machine import find_process, free_ports
 from tests.flows.receiver import Receiver
+from tests.waiting import wait
 
 pytestmark = pytest.mark.slow
 
@@ -34,14 +34,6 @@ TRAINS_A_WHILE = {
     "model.options": {"units": [16]},
     "checkpoint.every_epochs": 1,
 }
-
-
-def _wait(what: str, happened: Callable[[], Any], timeout_seconds: float = 900) -> Any:
-    end = time.monotonic() + timeout_seconds
-    while not (result := happened()):
-        assert time.monotonic() < end, f"{what} did not happen"
-        time.sleep(0.5)
-    return result
 
 
 @dataclass
@@ -90,7 +82,7 @@ class Operated:
             answer = operation.ask(self.service("prefect").address, path, body)
             return None if answer is None else (answer,)
 
-        return _wait(f"an answer of {path}", answered)[0]
+        return wait(f"an answer of {path}", answered)[0]
 
     def submit(self, **overrides: Any) -> str:
         """Ask for a run of the deployment `training` with these settings; return the flow run's id."""
@@ -115,7 +107,7 @@ class Operated:
         """Return which states a flow run had, in their order."""
         address = f"{self.service('prefect').address}/api/flow_run_states/"
         auth = ("stratagem", self.private_key())
-        answer: requests.Response = _wait(
+        answer: requests.Response = wait(
             "the answer", lambda: requests.get(address, params={"flow_run_id": flow_run_id}, auth=auth, timeout=60)
         )
         return [state["type"] for state in sorted(answer.json(), key=lambda state: state["timestamp"])]
@@ -188,7 +180,7 @@ def _assert_gone(family: list[psutil.Process]) -> None:
                     found.append(" ".join(one.cmdline()))
         return found
 
-    _wait("the end of all", lambda: not left(), 90)
+    wait("the end of all", lambda: not left(), 90)
 
 
 @pytest.mark.exhaustive
@@ -206,7 +198,7 @@ def test_a_start_that_is_killed_leaves_no_process_and_a_wrong_environment_starts
         assert "jsn://token" not in refused.stderr
     command = start("stratagem", "up", cwd=operated.project, **operated.environment)
     process = psutil.Process(command.process.pid)
-    _wait("its first children", lambda: len(process.children(recursive=True)) >= 4)
+    wait("its first children", lambda: len(process.children(recursive=True)) >= 4)
     family = process.children(recursive=True)
     command.process.kill()
     command.process.wait()
@@ -230,7 +222,7 @@ def test_up_starts_everything_once_and_nobody_else_gets_in(operated):
         nexts = {one["name"]: one["next"] for one in found["deployments"]}
         return found if found["well"] and nexts.get("nightly") else None  # A busy server is asked again.
 
-    found = _wait("the plan of the next nightly run", planned)
+    found = wait("the plan of the next nightly run", planned)
     assert [one["name"] for one in found["services"]] == ["prefect", "mlflow", "worker"]
     deployments = {one["name"]: one["next"] for one in found["deployments"]}
     assert deployments.keys() >= {"comparison", "nightly", "training"}
@@ -342,9 +334,9 @@ def test_a_server_that_is_killed_is_started_again_on_its_address(operated):
     with ThreadPoolExecutor() as pool:
         auth = ("stratagem", operated.private_key())
         answer = pool.submit(requests.get, before.address, auth=auth, timeout=240)
-        _wait("another one", started)
+        wait("another one", started)
         assert answer.result().status_code == 200, "it waited, and did not fail"
-    _wait("its answer", lambda: json.loads(operated.command("status", "--json").stdout)["well"])
+    wait("its answer", lambda: json.loads(operated.command("status", "--json").stdout)["well"])
     assert operated.service("mlflow").address == before.address
     assert operated.service("mlflow").last_end == "SIGKILL"
     (server,) = psutil.Process(operated.service("mlflow").pid).children()
@@ -356,15 +348,13 @@ def test_a_server_that_is_killed_is_started_again_on_its_address(operated):
 
 def test_a_killed_workers_run_has_crashed_and_is_taken_up_while_another_one_waits(operated):
     first = operated.submit()
-    _wait("its beginning", lambda: operated.flow_run(first)["state_type"] == "RUNNING")
+    wait("its beginning", lambda: operated.flow_run(first)["state_type"] == "RUNNING")
     second = operated.submit(**{"train.epochs": 1, "train.seed": 1})
-    _wait("its first checkpoint", lambda: operated.trains(first))
+    wait("its first checkpoint", lambda: operated.trains(first))
     worker = operated.worker()
     flow_process = worker.children()[0]
     worker.kill()
-    _wait(
-        "both runs' ends", lambda: all(operated.flow_run(one)["state_type"] == "COMPLETED" for one in (first, second))
-    )
+    wait("both runs' ends", lambda: all(operated.flow_run(one)["state_type"] == "COMPLETED" for one in (first, second)))
     _assert_gone([flow_process])
     states = operated.states(first)
     assert states.index("CRASHED") < states.index("SCHEDULED", 1) < states.index("COMPLETED"), states
@@ -395,12 +385,12 @@ def test_restarts_results_and_failures_are_told(operated):
         ({"model.name": "os:system", "model.options": {}}, "a flow run may not name code to import"),
     ):
         failed = operated.submit(**overrides)
-        _wait("its failure", lambda failed=failed: operated.flow_run(failed)["state_type"] == "FAILED")
+        wait("its failure", lambda failed=failed: operated.flow_run(failed)["state_type"] == "FAILED")
         (told,) = [one for one in operated.receiver.told if f"flow run {failed}" in one["message"]]
         assert told["title"].endswith(" failed")
         assert reason in told["message"]
     rejected = operated.submit_with(if_changed="maybe")  # Prefect checks parameters before it runs the flow.
-    _wait("that it is told", lambda: any(f"flow run {rejected}" in one["message"] for one in operated.receiver.told))
+    wait("that it is told", lambda: any(f"flow run {rejected}" in one["message"] for one in operated.receiver.told))
     assert operated.flow_run(rejected)["run_count"] == 0
     shown = json.loads(operated.command("status", "--json").stdout)["failed"]
     (reason,) = [one["reason"] for one in shown if one["id"] == rejected]
@@ -418,17 +408,17 @@ def test_a_flow_run_whose_process_or_training_dies_is_resumed_once_and_reported(
         return [told["message"] for told in mine if told["title"].endswith(words)]
 
     for starts, whom in ((1, ["tasks", "serve"]), (2, None)):
-        _wait("its start", lambda starts=starts: operated.flow_run(flow_run)["run_count"] == starts)
-        _wait("its first checkpoint", lambda: operated.trains(flow_run))
-        _wait("its process", lambda: operated.worker().children())
+        wait("its start", lambda starts=starts: operated.flow_run(flow_run)["run_count"] == starts)
+        wait("its first checkpoint", lambda: operated.trains(flow_run))
+        wait("its process", lambda: operated.worker().children())
         (process,) = operated.worker().children()
         family = [process, *process.children(recursive=True)]
         (victim,) = [one for one in family if one.cmdline()[-2:] == whom] if whom else [process]
         victim.kill()
-        _wait("its end", lambda: operated.flow_run(flow_run)["state_type"] == "CRASHED")
+        wait("its end", lambda: operated.flow_run(flow_run)["state_type"] == "CRASHED")
         _assert_gone(family)
     assert "The machine may have run out of memory" in reports(" restarts after a crash")[0]
-    _wait("that it is told", lambda: reports(" failed"))
+    wait("that it is told", lambda: reports(" failed"))
     assert f"prefect flow-run retry {flow_run}" in reports(" failed")[0]
     assert (len(reports(" restarts after a crash")), len(reports(" failed"))) == (1, 1)
     assert operated.flow_run(flow_run)["run_count"] == 2
@@ -445,7 +435,7 @@ def test_a_flow_run_whose_process_or_training_dies_is_resumed_once_and_reported(
 def test_a_flow_run_that_dies_before_it_runs_is_started_twice(operated):
     flow_run = operated.submit_with(unknown=1)
     told = operated.receiver.told
-    _wait(
+    wait(
         "that it is told", lambda: any(one["title"].endswith(" failed") and flow_run in one["message"] for one in told)
     )
     mine = [one["title"].split(" ", 2)[2] for one in told if f"flow run {flow_run}" in one["message"]]
@@ -460,9 +450,9 @@ def test_up_that_is_killed_leaves_no_process_and_the_next_one_goes_on(operated):
     address = f"{operated.service('prefect').address}/api/deployments/{nightly['id']}"
     schedule = f"{address}/schedules/{nightly['schedules'][0]['id']}"
     auth = ("stratagem", operated.private_key())
-    _wait("the pause", lambda: requests.patch(schedule, json={"active": False}, auth=auth, timeout=60).ok)
+    wait("the pause", lambda: requests.patch(schedule, json={"active": False}, auth=auth, timeout=60).ok)
     flow_run = operated.submit(**{"train.epochs": 100_000, "train.seed": 2})
-    _wait("its first checkpoint", lambda: operated.trains(flow_run))
+    wait("its first checkpoint", lambda: operated.trains(flow_run))
     family = operated.family()
     addresses = [one.address for one in operated.state().services]
     temporary = operated.project / "mlruns" / "up" / "tmp"
@@ -474,7 +464,7 @@ def test_up_that_is_killed_leaves_no_process_and_the_next_one_goes_on(operated):
     _assert_gone(family)
     assert [one.address for one in operated.state().services] == addresses
     assert not (temporary / "prefect-workspace-attempt-1").exists()
-    _wait("the training", lambda: operated.flow_run(flow_run)["run_count"] == 2 and operated.trains(flow_run))
+    wait("the training", lambda: operated.flow_run(flow_run)["run_count"] == 2 and operated.trains(flow_run))
     (again,) = operated.ask("deployments/filter", {"deployments": {"name": {"any_": ["nightly"]}}})
     assert [one["active"] for one in again["schedules"]] == [False], "paused on the page"
 
@@ -483,7 +473,7 @@ def test_down_lets_a_training_save_its_step_and_leaves_no_process(operated):
     flow_run = operated.asked[-1]
     if not operated.trains(flow_run):  # That of the test before trains if this is the weekly suite.
         flow_run = operated.submit(**{"train.epochs": 100_000, "train.seed": 3})
-        _wait("its first checkpoint", lambda: operated.trains(flow_run))
+        wait("its first checkpoint", lambda: operated.trains(flow_run))
     family = operated.family()
     down = operated.command("down")
     assert (down.returncode, down.stdout) == (0, "Everything has stopped.\n"), down.stderr

@@ -7,7 +7,6 @@ import resource
 import signal
 import sqlite3
 import threading
-import time
 
 import psutil
 import pytest
@@ -174,15 +173,6 @@ tracking: {system_metrics: false}
 """
 
 
-def _await_checkpoint(command, project):
-    end = time.monotonic() + 900
-    while not list(project.glob("mlruns/runs/*/checkpoints/*/state.json")):
-        assert command.process.poll() is None, command.err.read_text()
-        assert time.monotonic() < end, command.err.read_text()
-        time.sleep(0.05)
-    command.family = psutil.Process(command.process.pid).children(recursive=True)
-
-
 def _finished_once(command, project):
     """The command ended as if nothing had been, but for one line; return its summary."""
     assert command.process.wait(900) == 0, command.err.read_text()
@@ -208,7 +198,7 @@ def test_a_run_whose_users_prefect_server_is_killed_ends_with_its_result_and_tel
     server = start(*serve, **serving)
     assert prefect_server.answers(url, 600)
     command = start("stratagem", "run", "long.yaml", "--json", **asking)
-    _await_checkpoint(command, trains_long)
+    command.wait_until(lambda: list(trains_long.glob("mlruns/runs/*/checkpoints/*/state.json")))
     for process in [*psutil.Process(server.process.pid).children(recursive=True), server.process]:
         with contextlib.suppress(psutil.NoSuchProcess):  # It has ended with its parent.
             process.kill()

@@ -16,6 +16,7 @@ import requests
 from mlflow import MlflowClient
 
 from tests.flows.doors import assert_shut
+from tests.waiting import wait
 
 pytestmark = pytest.mark.slow
 
@@ -87,13 +88,6 @@ class Clients:
 JSON = {"Content-Type": "application/json"}
 
 
-def until(condition):
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
 def test_no_request_is_lost_while_the_alias_moves_and_the_store_is_away(served, registry):
     command, url, key, client, name = served
     project, _ = registry
@@ -106,17 +100,17 @@ def test_no_request_is_lost_while_the_alias_moves_and_the_store_is_away(served, 
     try:
         for number in ("2", "1", "2"):
             client.set_registered_model_alias(name, "champion", number)
-            until(lambda number=number: version() == f"{name}/{number}")
+            wait("the change", lambda number=number: version() == f"{name}/{number}")
             before = len(clients.answers)
-            until(lambda before=before: len(clients.answers) > before + 10 * CLIENTS)
+            wait("more answers", lambda before=before: len(clients.answers) > before + 10 * CLIENTS)
         store = project / "mlruns" / "mlflow.db"
         store.rename(store.with_name("away.db"))
-        until(lambda: "cannot be looked up" in command.err.read_text())
+        wait("a line", lambda: "cannot be looked up" in command.err.read_text())
         before = len(clients.answers)
-        until(lambda: len(clients.answers) > before + 10)
+        wait("more answers", lambda: len(clients.answers) > before + 10)
         assert "Still serving" in " ".join(command.err.read_text().split())
         store.with_name("away.db").rename(store)
-        until(lambda: "can be looked up again" in command.err.read_text())
+        wait("a line", lambda: "can be looked up again" in command.err.read_text())
     finally:
         clients.end()
     assert clients.failures == []

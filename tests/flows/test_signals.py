@@ -45,14 +45,8 @@ def begin(project, start, home, *overrides):
     (project / "endless.yaml").write_text(ENDLESS)
     given = [word for override in overrides for word in ("--set", override)]
     command = start("stratagem", "run", "endless.yaml", *given, PREFECT_HOME=str(home))
-    end = time.monotonic() + 900
-    while not list(project.glob("mlruns/runs/*/checkpoints/*/state.json")):
-        assert command.process.poll() is None, command.err.read_text()
-        assert time.monotonic() < end, command.err.read_text()
-        time.sleep(0.1)
-    leader = psutil.Process(command.process.pid)
-    command.family = leader.children(recursive=True)
-    return command, leader
+    command.wait_until(lambda: list(project.glob("mlruns/runs/*/checkpoints/*/state.json")))
+    return command, psutil.Process(command.process.pid)
 
 
 @pytest.mark.in_ci(0, 1)

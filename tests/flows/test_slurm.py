@@ -13,6 +13,7 @@ from tasks import records
 from tasks.runs import entries, outcome
 from tasks.system.machine import usable_cores
 from tests.flows import slurm
+from tests.waiting import wait
 
 pytestmark = [
     pytest.mark.slow,
@@ -67,10 +68,7 @@ def log_of(job: records.Job) -> str:
 
 
 def wait_for_log(job: records.Job, text: str) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while text not in log_of(job):
-        assert time.monotonic() < end, log_of(job)
-        time.sleep(0.5)
+    wait(text, lambda: text in log_of(job), PATIENCE_SECONDS)
 
 
 def tell_slurm(*words: str) -> None:

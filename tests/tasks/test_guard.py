@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from tests.waiting import wait
+
 PATIENCE_SECONDS = 600.0
 
 # A process that starts another one in a session of its own, as a Prefect worker does, and waits for it.
@@ -38,10 +40,7 @@ def guard(project) -> Iterator["subprocess.Popen[bytes]"]:
     command = [sys.executable, "-m", "tasks.system.lifetime", sys.executable, "-c", STARTS_ANOTHER, SAYS_THAT_IT_ENDS]
     guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert guard.stdout.readline() == b"started\n"
-    end = time.monotonic() + 300
-    while not (project / "ready").exists():  # Until the last one handles its signal.
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait("the last one handles its signal", (project / "ready").exists)
     yield guard
     for process in [*psutil.Process().children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -130,12 +129,10 @@ def test_an_orphan_that_ends_leaves_no_zombie(project):
     guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert guard.stdout.readline() == b"started\n"
-        process, end = psutil.Process(guard.pid), time.monotonic() + 60
+        process = psutil.Process(guard.pid)
         assert len(process.children()) == 2, "the guard has adopted nothing"
         (project / "end").touch()
-        while len(process.children()) == 2:
-            assert time.monotonic() < end, "what the guard adopted stays a zombie"
-            time.sleep(0.1)
+        wait("the end of what the guard adopted", lambda: len(process.children()) < 2, 60)
         assert guard.poll() is None
     finally:
         guard.stdin.close()

@@ -19,6 +19,7 @@ from tasks.runs import committed, entries, outcome, remote
 from tasks.system import files, machine, network
 from tasks.system.errors import UserError
 from tests.tasks.written_runs import run_id_of, write_run
+from tests.waiting import wait
 
 
 @pytest.fixture(autouse=True)
@@ -209,7 +210,7 @@ def test_what_the_remote_does_not_take_is_told_once_kept_and_delivered_later(run
     _said.clear()
     (tmp_path / "remote").write_text("a file where the folder should be")
     with remote.copied_meanwhile(run, f"file://{tmp_path}/remote"):
-        await_that(lambda: "cannot be copied" in capsys_so_far(capsys))
+        wait("a warning", lambda: "cannot be copied" in capsys_so_far(capsys), 60)
     outcome.set_status(run, "FINISHED")
     remote.finish(run)
     assert capsys_so_far(capsys).count("cannot be copied") == 1
@@ -226,13 +227,6 @@ _said: list[str] = []
 def capsys_so_far(capsys) -> str:
     _said.append(capsys.readouterr().err)
     return "".join(_said)
-
-
-def await_that(condition) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_run_that_was_pruned_here_stays_there(run, tmp_path, place):

@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -28,6 +27,7 @@ from tasks.tracking.models import find_version
 from tasks.tracking.writing import log_files, set_tags
 from tests.mlflow_server import MlflowServer
 from tests.tasks.registering import IMAGES, VERSION, Trained
+from tests.waiting import wait
 
 STRATAGEM = (sys.executable, "-c", "from flows.cli.main import main; main()")
 
@@ -252,9 +252,7 @@ def test_a_sync_that_is_killed_goes_on_and_makes_nothing_twice(
         process = subprocess.Popen(
             [*STRATAGEM, "sync", "--to", uri], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
         )
-        end = time.monotonic() + 200
-        while not list(folder.glob("served/**/MLmodel")) and time.monotonic() < end:
-            time.sleep(0.02)
+        wait("half of the first run", lambda: list(folder.glob("served/**/MLmodel")), 200)
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         with closing(sqlite3.connect(folder / "mlflow.db")) as database:

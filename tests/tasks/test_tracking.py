@@ -33,6 +33,7 @@ from tasks.tracking.writing import log_files, set_tags
 from tests.mlflow_server import MlflowServer
 from tests.tasks import made_up
 from tests.tasks.written_runs import PREPARED, write_summary
+from tests.waiting import wait
 
 VERSION = "0123456789abcdef0123456789abcdef"
 
@@ -704,10 +705,7 @@ def test_a_run_is_copied_while_it_trains(server: MlflowServer, monkeypatch: pyte
         for step in range(20):
             writer.write(step, {"train/loss": float(step)})
             time.sleep(0.1)
-        end = time.monotonic() + 60
-        while not any("train/loss" in one.data.metrics for one in copies(run)):
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        wait("the copy", lambda: any("train/loss" in one.data.metrics for one in copies(run)), 60)
         assert served(run).info.status == "RUNNING"
     end_run(run, "FAILED", "no power")
     assert statuses() == {run.run_id: ("FAILED", "no power")}
