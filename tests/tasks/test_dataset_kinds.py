@@ -56,6 +56,14 @@ def fill(source, classes=("cat", "dog"), count=5):
             save(grey(100 * number + i), source, name, f"{i}.png")
 
 
+def plant(source, folders):
+    """Make folders with so many pictures each: ``plant(source, "cat:5 dog:5")``."""
+    for folder, count in (place.split(":") for place in folders.split()):
+        (source / folder).mkdir(parents=True, exist_ok=True)
+        for i in range(int(count)):
+            save(grey(i), source, folder, f"{i}.png")
+
+
 def arrays_of(prepared, split):
     found = prepared.splits[split]
     return np.load(found.features["image"]), np.load(found.labels)
@@ -184,35 +192,24 @@ def test_folders_are_the_splits_that_they_are_said_to_be(source, capsys):
     assert "left out because dataset.splits does not name it: later\n" in capsys.readouterr().err
 
 
-def nested(source, classes, folders):
-    for name in classes:
-        fill(source / name, folders, count=2)
-
-
 ORDINARY = [
-    (lambda source: nested(source, ("cat", "dog"), ("left",)), {}),
-    (lambda source: nested(source, map(str, range(13)), ("left", "right")), {}),
-    (lambda source: [nested(source, ("cat",), ("tabby", "siamese")), nested(source, ("dog",), ("corgi", "boxer"))], {}),
-    (lambda source: [fill(source), nested(source, ("cat", "dog"), ("left", "right"))], {}),
-    (lambda source: fill(source, ("train_station", "test_tube")), {}),
-    (lambda source: nested(source, ("train_station", "test_tube"), ("left",)), {}),
-    (lambda source: nested(source, ("valley", "device"), ("left", "right")), {"splits": {}}),
-    (lambda source: nested(source, ("trainers", "tester"), ("left",)), {}),
-    (
-        lambda source: [
-            nested(source, ("trainers", "sandals"), ("left", "right")),
-            nested(source, ("sandals",), ("top",)),
-        ],
-        {},
-    ),
-    (lambda source: nested(source, ("cat", "dog"), ("train",)), {}),
-    (lambda source: nested(source, ("train_a", "b"), ("train_a", "latest")), {"splits": {}}),
+    ("cat/left:2 dog/left:2", {}),
+    (" ".join(f"{number}/left:2 {number}/right:2" for number in range(13)), {}),
+    ("cat/tabby:2 cat/siamese:2 dog/corgi:2 dog/boxer:2", {}),
+    ("cat:5 dog:5 cat/left:2 cat/right:2 dog/left:2 dog/right:2", {}),
+    ("train_station:5 test_tube:5", {}),
+    ("train_station/left:2 test_tube/left:2", {}),
+    ("valley/left:2 valley/right:2 device/left:2 device/right:2", {"splits": {}}),
+    ("trainers/left:2 tester/left:2", {}),
+    ("trainers/left:2 trainers/right:2 sandals/left:2 sandals/right:2 sandals/top:2", {}),
+    ("cat/train:2 dog/train:2", {}),
+    ("train_a/train_a:2 train_a/latest:2 b/train_a:2 b/latest:2", {"splits": {}}),
 ]
 
 
-@pytest.mark.parametrize(("make", "values"), ORDINARY)
-def test_ordinary_folders_of_classes_are_not_asked_about(source, make, values):
-    make(source)
+@pytest.mark.parametrize(("folders", "values"), ORDINARY)
+def test_ordinary_folders_of_classes_are_not_asked_about(source, folders, values):
+    plant(source, folders)
     described, lines = image_folder.guess(describe(source, **values))
     assert (described.splits, lines) == (values.get("splits"), [])
     assert prepare(described).target.class_names == tuple(sorted(path.name for path in source.iterdir()))
@@ -393,32 +390,7 @@ def test_files_that_are_no_whole_image_are_all_named_or_left_out(source, capsys)
         assert len(np.load(split.features["image"])) == len(np.load(split.labels)) == split.num_examples
 
 
-def one_image(source):
-    fill(source)
-    fill(source, ("zebra",), 1)
-
-
-def other_classes(source):
-    fill(source / "train")
-    fill(source / "test", ("cat", "cow"))
-
-
-def no_classes_to_test_on(source):
-    fill(source / "train")
-    save(grey(0), source, "test", "0.png")
-
-
-def splits_in_classes(source):
-    for name in ("cat", "dog"):
-        fill(source / name, ("train", "test"))
-
-
-def parts_of_an_archive(source):
-    for part, split in (("a-001", "Train"), ("a-002", "Test")):
-        fill(source / part / split)
-
-
-def pictures_beside_labels(source):
+def beside_texts(source):
     fill(source / "train", ("images",))
     (source / "train" / "labels").mkdir()
     for name in range(3):
@@ -431,60 +403,39 @@ def texts(source):
         (source / name / "0.txt").write_text("a film")
 
 
-def empty_class(source):
-    fill(source)
-    (source / "fox").mkdir()
-
-
-def no_classes(source):
-    save(grey(0), source, "0.png")
-
-
-def two_validations(source):
-    for split in ("train", "val", "valid"):
-        fill(source / split)
-
-
-def split_and_class(source):
-    for split in ("Train", "Test"):
-        fill(source / split)
-    save(grey(1), source, "unlabelled", "0.png")
-
-
-def no_train(source):
-    for split in ("test", "validation"):
-        fill(source / split)
-
-
+SPLIT = "train/cat:5 train/dog:5"
 FOLDERS = [
-    (lambda source: source.rmdir(), "no such folder"),
-    (lambda source: None, "needs folders for at least two classes, but has none"),
-    (no_classes, "needs folders for at least two classes, but has none"),
-    (lambda source: fill(source, ("cat",)), "at least two classes, but has 'cat'. Allowed: FOLDER/<class>/*"),
-    (lambda source: fill(source / "Pets"), "source/Pets'"),
-    (one_image, "the class 'zebra' has too few examples (1): it needs one to train on and one to test on"),
-    (empty_class, "the class 'fox' of 'train' has no files"),
-    (other_classes, "'test' and 'train' have different classes: cow, dog are in only one of them. Give both the"),
+    (Path.rmdir, "no such folder"),
+    ("", "needs folders for at least two classes, but has none"),
+    (":1", "needs folders for at least two classes, but has none"),
+    ("cat:5", "at least two classes, but has 'cat'. Allowed: FOLDER/<class>/*"),
+    ("Pets/cat:5 Pets/dog:5", "source/Pets'"),
+    ("cat:5 dog:5 zebra:1", "the class 'zebra' has too few examples (1): it needs one to train on and one to test on"),
+    ("cat:5 dog:5 fox:0", "the class 'fox' of 'train' has no files"),
     (
-        no_classes_to_test_on,
-        """or leave 'test' out: --set 'dataset.splits={"train": "train"}'. If they are classes""",
+        f"{SPLIT} test/cat:5 test/cow:5",
+        "'test' and 'train' have different classes: cow, dog are in only one of them. Give both the",
     ),
+    (f"{SPLIT} test:1", """or leave 'test' out: --set 'dataset.splits={"train": "train"}'. If they are classes"""),
     (
-        splits_in_classes,
+        "cat/train:5 cat/test:5 dog/train:5 dog/test:5",
         "cat, dog contain the folders test, train, which look like splits. Allowed: F",
     ),
-    (parts_of_an_archive, "a-001, a-002 contain the folders Test, Train, which look like splits. Allowed: F"),
-    (pictures_beside_labels, "3 of its images cannot be used: train/labels/0.txt (no image of png"),
+    (
+        "a-001/Train/cat:5 a-001/Train/dog:5 a-002/Test/cat:5 a-002/Test/dog:5",
+        "a-001, a-002 contain the folders Test, Train, which look like splits. Allowed: F",
+    ),
+    (beside_texts, "3 of its images cannot be used: train/labels/0.txt (no image of png"),
     (texts, "dataset.on_broken=skip. Texts belong in a table"),
-    (two_validations, "two of train, val, valid are the same split. Keep one"),
-    (split_and_class, "'unlabelled' is not a split, but is next to folders that are"),
-    (no_train, "it has splits, but no folder 'train'"),
+    (f"{SPLIT} val/cat:5 val/dog:5 valid/cat:5 valid/dog:5", "two of train, val, valid are the same split. Keep one"),
+    (f"{SPLIT} test/cat:5 test/dog:5 unlabelled:1", "'unlabelled' is not a split, but is next to folders that are"),
+    ("test/cat:5 test/dog:5 validation/cat:5 validation/dog:5", "it has splits, but no folder 'train'"),
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), FOLDERS)
-def test_a_folder_that_cannot_be_trained_on_is_refused(source, make, message):
-    make(source)
+@pytest.mark.parametrize(("made", "message"), FOLDERS)
+def test_a_folder_that_cannot_be_trained_on_is_refused(source, made, message):
+    plant(source, made) if isinstance(made, str) else made(source)
     assert message in message_of(source)
 
 
