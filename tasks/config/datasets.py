@@ -66,6 +66,8 @@ class TableColumn(Section):
     format: Annotated[Text | None, Field(exclude_if=lambda form: form is None)] = None
     """Format of dates and times in the codes of Python's `strptime`, such as `%d/%m/%Y`; null is ISO 8601. `data add`
     finds it if only one format fits all values."""
+    unit: Annotated[Text | None, Field(exclude_if=lambda unit: unit is None)] = None
+    """The unit after each number, such as `kg`. `data add` finds it if all numbers have the same."""
 
     @field_validator("scale")
     @classmethod

@@ -4,6 +4,7 @@ import math
 import os
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -32,6 +33,8 @@ from tasks.data.tables import TableFile, doubtful_header
 from tasks.system.errors import UserError, listed, one_of, shown
 
 WORDS_OF_A_TEXT = 3
+MOST_NAMES = 30
+"""At most so many names of columns of a kind are printed, besides those with a remark."""
 UNSPACED_CHARACTER = re.compile(f"[{cells.UNSPACED}]")
 FEWEST = 10
 """The fewest rows in which distinct values suggest an identifier."""
@@ -61,7 +64,17 @@ def checked(dataset: config.Table, file: TableFile) -> config.Table:
     Raises:
         UserError: no target, a missing column, or a column with contradictory roles.
     """
-    dataset = _with_target(dataset, file)
+    names = dataset.target
+    if not names:
+        raise UserError(
+            "dataset.target: a table needs the column that a model learns to predict. Use --target COLUMN, or "
+            f"several as --target A,B. Allowed: {listed(file.names, 100)}"
+        )
+    if len(names) == 1 and names[0] not in file.names and "," in names[0]:
+        names = tuple(name.strip() for name in names[0].split(","))
+    if len(set(names)) < len(names):
+        raise UserError(f"dataset.target = '{', '.join(names)}': names a column twice. Name each column once")
+    dataset = dataset.model_copy(update={"target": names})
     _check_roles(dataset, file)
     if dataset.validation is None and dataset.split_column is None and (dataset.group or dataset.time):
         # A later draw from the training rows would share groups with them and would not be newer.
@@ -83,20 +96,6 @@ def _not_described(dataset: config.Table, file: TableFile) -> list[str]:
     described = {*(dataset.columns or {}), *dataset.target, *dataset.metadata}
     described |= {getattr(dataset, role) for role in ROLES}
     return [name for name in file.names if name not in described]
-
-
-def _with_target(dataset: config.Table, file: TableFile) -> config.Table:
-    names = dataset.target
-    if not names:
-        raise UserError(
-            "dataset.target: a table needs the column that a model learns to predict. Use --target COLUMN, or "
-            f"several as --target A,B. Allowed: {listed(file.names, 100)}"
-        )
-    if len(names) == 1 and names[0] not in file.names and "," in names[0]:
-        names = tuple(name.strip() for name in names[0].split(","))
-    if len(set(names)) < len(names):
-        raise UserError(f"dataset.target = '{', '.join(names)}': names a column twice. Name each column once")
-    return dataset.model_copy(update={"target": names})
 
 
 def _check_roles(dataset: config.Table, file: TableFile) -> None:
@@ -138,7 +137,8 @@ def _check_roles(dataset: config.Table, file: TableFile) -> None:
 class _Guess(NamedTuple):
     kind: Any
     why: str = ""
-    form: str | None = None
+    format: str | None = None
+    unit: str | None = None
 
 
 def fill_in(dataset: config.Table, file: TableFile) -> tuple[config.Table, list[str]]:
@@ -170,7 +170,8 @@ def fill_in(dataset: config.Table, file: TableFile) -> tuple[config.Table, list[
     if dataset.task == "auto" and task == "classification":
         refuse_labels_in_one_text(dataset, targets[0])
     columns = {
-        name: given.get(name) or config.TableColumn(kind=guessed[name].kind, format=guessed[name].form)
+        name: given.get(name)
+        or config.TableColumn(kind=guessed[name].kind, format=guessed[name].format, unit=guessed[name].unit)
         for name in file.names
         if name in given or name in guessed
     }
@@ -189,11 +190,12 @@ def fill_in(dataset: config.Table, file: TableFile) -> tuple[config.Table, list[
         notes.append(f"'{targets[0].name}': {why}")
     for name in (*(dataset.target if task == "classification" else ()), *categories):
         notes += notes_on_categories(looked[name], dataset)
-    if dataset.time is not None and dataset.time not in columns:
-        form = format_of(looked[dataset.time], dataset)
-        if form is not None:
-            columns[dataset.time] = config.TableColumn(kind="ignore", format=form)
-    update: dict[str, Any] = {"columns": columns, "task": task}
+    unseen: dict[str, config.TableColumn] = {}
+    for name in (*roles, *(dataset.target if task == "regression" else ())):
+        form = format_of(looked[name], dataset) if name == dataset.time and name not in columns else None
+        if name not in columns and (form or looked[name].unit):
+            unseen[name] = config.TableColumn(kind="ignore", format=form, unit=looked[name].unit)
+    update: dict[str, Any] = {"columns": columns | unseen, "task": task}
     pictures = [name for name, column in columns.items() if column.kind == "image"]
     if pictures and not dataset.images:
         update["images"] = _places(file, pictures)
@@ -230,13 +232,12 @@ def _kind(sample: Sample, dataset: config.Table) -> _Guess:
     if distinct == 1 and len(values) > 1 and len(present) == len(values):
         return _Guess("ignore", "the same in all rows")
     if told and bool not in map(type, told):
-        if (form := dates.compact_format(told)) is not None:
-            return _Guess("datetime", "; ".join([f"written as {form}", *sample.absent()]), form)
-        if sample.are_numbers(dates.MISTAKES):
+        form = dates.compact_format(told)
+        if form is None and sample.are_numbers(dates.MISTAKES):
             return _kind_of_numbers(sample, dataset)
-        if not dates.are_seasons(told) and dates.are_iso(told):
+        if form is None and not dates.are_seasons(told) and dates.are_iso(told):
             return _Guess("datetime", "; ".join(sample.absent()))
-        if (form := format_of(sample, dataset)) is not None:
+        if (form := form or format_of(sample, dataset)) is not None:
             return _Guess("datetime", "; ".join([f"written as {form}", *sample.absent()]), form)
     texts = spellings(present)
     if sum(texts[text] for text in texts if PICTURES.fullmatch(text)) >= (1 - dates.MISTAKES) * len(present):
@@ -278,7 +279,7 @@ def _kind_of_numbers(sample: Sample, dataset: config.Table) -> _Guess:
         is_code = by_chance < BY_CHANCE or np.abs(numbers).max() > EXACT or ID_NAMES.fullmatch(sample.name)
         if len(set(numbers)) == count > 1 and is_code:
             return _Guess("ignore", "a different whole number in each row, like an identifier")
-    return _Guess("number", "; ".join(sample.notes(dataset)))
+    return _Guess("number", "; ".join(sample.notes(dataset)), unit=sample.unit)
 
 
 def _task(dataset: config.Table, targets: Sequence[Sample]) -> str:
@@ -322,15 +323,20 @@ def _lines(
     task: str,
     columns: dict[str, config.TableColumn],
     guessed: dict[str, _Guess],
-    notes: Sequence[str],
+    notes: list[str],
 ) -> list[str]:
     """Return a report of the guesses, in lines of 80 characters."""
     if not guessed and dataset.task != "auto":
         return []
     rows = {"task": [f"{task} of {', '.join(dataset.target)}"]}
+    plain: Counter[str] = Counter()
     for name, column in columns.items():
         why = guessed[name].why if name in guessed else ""
-        rows.setdefault(column.kind, []).append(f"{name} ({why})" if why else name)
+        plain[column.kind] += not why
+        if why or plain[column.kind] <= MOST_NAMES:
+            rows.setdefault(column.kind, []).append(f"{name} ({why})" if why else name)
+    for kind, count in plain.items():
+        rows.get(kind, []).extend([f"and {count - MOST_NAMES:,} more"] * (count > MOST_NAMES))
     lines = [f"guessed from the first rows; edit data/{dataset.name}/params.yaml if wrong:"]
     for title, names in [*rows.items(), *(("note", [note]) for note in notes)]:
         text = textwrap.wrap(", ".join(names), 80 - 12, break_on_hyphens=False)

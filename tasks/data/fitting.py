@@ -52,7 +52,7 @@ class Statistics:
             if self.kind == "datetime":
                 found = cells.days(values, self.name, self.described.format)
             else:
-                found = cells.numbers(values, self.name, self.dataset.decimal or ".")
+                found = cells.numbers(values, self.name, self.dataset.decimal or ".", self.described.unit)
             found = found[~np.isnan(found)]
             self.count += len(found)
             self.sums.append(float(found.sum()))
@@ -85,17 +85,14 @@ class Statistics:
         if self.kind not in ("number", "datetime"):
             return Column.model_validate({"name": self.name, "kind": self.kind, "width": width})
         fill = math.fsum(self.sums) / self.count if self.described.missing == "fill" else None
-        form = self.described.format if self.kind == "datetime" else None
-        fitted = {"fill": fill, "quantiles": self._quantiles(), "decimal": self.dataset.decimal or ".", "format": form}
+        written = {"decimal": self.dataset.decimal or "."} | self.described.model_dump(include={"format", "unit"})
+        quantiles: list[float] = []
+        if self.numbers:
+            shares = np.linspace(0, 1, min(NUM_QUANTILES, self.count))
+            # Interpolation may lose a last digit between equal values.
+            quantiles = np.maximum.accumulate(np.quantile(np.concatenate(self.numbers), shares)).tolist()
+        fitted = {"fill": fill, "quantiles": quantiles, **written}
         return Column.model_validate({"name": self.name, "kind": self.kind, "width": width, **fitted})
-
-    def _quantiles(self) -> list[float]:
-        if not self.numbers:
-            return []
-        shares = np.linspace(0, 1, min(NUM_QUANTILES, self.count))
-        # Interpolation may lose a last digit between equal values.
-        found: list[float] = np.maximum.accumulate(np.quantile(np.concatenate(self.numbers), shares)).tolist()
-        return found
 
     def vocabulary(self) -> list[str]:
         """Return the most frequent texts; ties are in alphabetical order."""

@@ -25,8 +25,8 @@ MAX_UNITS = 3
 MOST_HEADER_ROWS = 4
 NEGATIVE = r"[\d%]\s*[-)]\s*$"
 """A number with a trailing minus, or in parentheses."""
-ORDINALS = {"st", "nd", "rd", "th"}
-WITH_UNIT = re.compile(rf"{cells.CURRENCY}?[+-]?\d+(?:[.,\s]\d+)*\s*(°?[^\W\d_]+(?:/[^\W\d_]+)?|°)")
+TRUTHS = {"1": "true", "0": "false", "t": "true", "f": "false", "y": "yes", "n": "no"}
+WITH_UNIT = re.compile(rf"{cells.CURRENCY}?[+-]?\d+(?:[.,\s]\d+)*\s*((?:sq\.? |°)?[^\W\d_]+(?:/[^\W\d_]+)?\.?|°)")
 LIKE_NUMBERS = re.compile(r"(?:\W*\d[^\W\d]{0,4})+(?:\W+[A-Z])?\W*")
 """Words such as ``<0.5``, ``10-20``, ``2h 5m`` and ``48°12'N``."""
 MAX_CLASSES = 20
@@ -44,6 +44,8 @@ class Sample:
     told: list[Any]
     """Without values that are missing in a column of numbers or dates, either; texts are stripped."""
     decimal: str = "."
+    unit: str | None = None
+    """What follows each number; ``told`` is without it."""
 
     @cached_property
     def lines(self) -> str:
@@ -82,28 +84,29 @@ class Sample:
         if re.search(NEGATIVE, lines, re.MULTILINE):
             written["parentheses or a trailing minus, read as negative"] = NEGATIVE
         times = {what: sum(re.search(form, text) is not None for text in texts) for what, form in written.items()}
-        return [
-            f"numbers with {what}" + (f" in {number:,} of {count:,} rows" if number < len(texts) else "")
-            for what, number in times.items()
-        ] + [*self._doubtful(dataset), *self.absent()]
+        return (
+            [f"numbers with {self.unit}"] * bool(self.unit)
+            + [
+                f"numbers with {what}" + (f" in {number:,} of {count:,} rows" if number < len(texts) else "")
+                for what, number in times.items()
+            ]
+            + [*self._codes(), *self.absent()]
+        )
 
-    def _doubtful(self, dataset: config.Table) -> Iterator[str]:
-        """Yield notes about numbers such as -999 that may mean a missing value, and about 1.10 besides 1.1."""
+    def _codes(self) -> Iterator[str]:
+        """Yield notes about numbers such as -999 that may mean a missing value."""
         lines = self.lines or "\n".join(map(cells.spelled, self.told))
         times = Counter(re.findall(r"^(-?99+)(?:\.0+)?$", lines, re.MULTILINE))
         codes = [code for code in times if times[code] >= max(2, len(self.values) / 100)]
-        padded = re.findall(r"^\d+\.\d+0$", lines, re.MULTILINE)
-        texts = dict.fromkeys(lines.split("\n")) if codes or padded else {}
+        texts = dict.fromkeys(lines.split("\n")) if codes else {}
         rest = (one for one in texts if cells.spelled(one) not in codes and replace(self, told=[one]).are_numbers())
-        others = cells.numbers([*rest] if codes else [], "", self.decimal)
+        others = cells.numbers([*rest], "", self.decimal)
         for code in codes if len(others) else ():
             if np.abs(others - float(code)).min() > np.ptp(others):
                 yield (
                     f"{code} in {times[code]:,} of {len(self.values):,} rows is far from all others; leave the cell "
                     "empty if there is no value"
                 )
-        if again := [text for text in padded if text.rstrip("0") in texts]:
-            yield f"'{again[0]}' is read as {again[0].rstrip('0')}{as_words(self.name, dataset)}"
 
     def absent(self) -> list[str]:
         """Return notes about texts that count as missing only in a column of numbers or dates."""
@@ -131,8 +134,19 @@ def look(file: TableFile, names: Iterable[str], dataset: config.Table) -> dict[s
         present = [value for value, absent in zip(values, missing, strict=True) if not absent]
         stripped = [value.strip() if isinstance(value, str) else value for value in present]
         told = [value for value in stripped if not cells.is_no_number(value)]
-        samples[name] = Sample(name, values, present, told)
+        samples[name] = _without_unit(Sample(name, values, present, told))
     return samples
+
+
+def _without_unit(sample: Sample) -> Sample:
+    """Return a sample in which the unit that all numbers have is not part of them."""
+    first = WITH_UNIT.fullmatch(str(sample.told[0])) if sample.told else None
+    if first and not re.fullmatch(cells.CURRENCY, first[1]):
+        rest = [str(value).removesuffix(first[1]) for value in sample.told if str(value).endswith(first[1])]
+        found = replace(sample, told=[text.strip() for text in rest], unit=first[1])
+        if len(rest) == len(sample.told) and (found.are_numbers() or replace(found, decimal=",").are_numbers()):
+            return found
+    return sample
 
 
 def refuse_second_header(dataset: config.Table, looked: Sequence[Sample]) -> None:
@@ -166,10 +180,13 @@ def decimal_mark(dataset: config.Table, looked: Iterable[Sample], delimiter: str
         UserError: the separator is ambiguous, or columns contradict each other.
     """
     found: dict[str, dict[str, str]] = {".": {}, ",": {}, "either": {}}
+    are_words = {name for name, kind in dataset.metadata.items() if kind != "number"}
+    if dataset.task in ("classification", "multilabel") or dataset.separator is not None:
+        are_words.update(dataset.target)
     for sample in looked:
         texts = [value for value in sample.told if isinstance(value, str)]
         marked = [text for text in texts if "," in text or "." in text]
-        if not marked or _are_words(sample.name, dataset):
+        if not marked or sample.name in are_words:
             continue
         readings: list[str] = []
         for most in (0.0, dates.MISTAKES):  # A reading with mistakes counts only if no other one fits all values.
@@ -205,12 +222,6 @@ def decimal_mark(dataset: config.Table, looked: Iterable[Sample], delimiter: str
     return "." if any("," in one for one in either.values()) else None
 
 
-def _are_words(name: str, dataset: config.Table) -> bool:
-    """Return whether the description says that the values of a column are not numbers."""
-    is_class = dataset.task in ("classification", "multilabel") or dataset.separator is not None
-    return (name in dataset.target and is_class) or dataset.metadata.get(name, "number") != "number"
-
-
 def as_words(name: str, dataset: config.Table) -> str:
     """Return the end of a question about the numbers of a column: the option that reads them as words, if any can."""
     if name in (dataset.weight, dataset.time) or (name in dataset.target and len(dataset.target) > 1):
@@ -240,7 +251,7 @@ def why_words(sample: Sample) -> str:
     """Return why values that look like numbers or dates are read as words; nothing about other values."""
     words = [value for value in sample.told if isinstance(value, str)]
     words = words[:: 1 + len(words) // dates.SAMPLE]
-    units = [found[1] for found in map(WITH_UNIT.fullmatch, words) if found and found[1] not in ORDINALS]
+    units = [found[1] for found in map(WITH_UNIT.fullmatch, words) if found]
     if len(units) > len(words) / 2 and len(set(units)) <= MAX_UNITS:
         return f"words, because the numbers have {listed(sorted(map(repr, set(units))))} after them"
     if dates.are_seasons(words):
@@ -289,7 +300,7 @@ def spellings(values: Iterable[Any]) -> Counter[str]:
 
 def notes_on_categories(sample: Sample, dataset: config.Table) -> list[str]:
     """Return notes about words that are read as missing or may mean it, and about values that differ only in case or
-    spaces."""
+    spaces, or are two words for true or false."""
     texts = spellings(value for value in sample.values if isinstance(value, str))
     notes = [
         f"{texts[text]:,} of {len(sample.values):,} rows of '{sample.name}' are '{text}', read as missing; to keep it "
@@ -307,12 +318,9 @@ def notes_on_categories(sample: Sample, dataset: config.Table) -> list[str]:
     for text in texts:
         signs = unicodedata.normalize("NFKC", text).translate({0xFE0E: None, 0xFE0F: None})  # ❤ is also a picture.
         seen = "".join(sign for sign in signs if unicodedata.category(sign) != "Cf")
-        if (other := alike.setdefault(" ".join(seen.casefold().split()), text)) != text:
-            return [
-                *notes,
-                f"{other!r} and {text!r} of '{sample.name}' differ only in capital letters, spaces or signs without "
-                "width, and are two values",
-            ]
+        key = " ".join(seen.casefold().split())
+        if (other := alike.setdefault(TRUTHS.get(key, key), text)) != text:
+            return [*notes, f"{other!r} and {text!r} of '{sample.name}' may mean the same, and are two values"]
     return notes
 
 

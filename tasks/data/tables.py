@@ -38,22 +38,8 @@ EXCEL_DELIMITER = re.compile(r"\"?sep=(.)\"?", re.IGNORECASE)
 NUMBER = re.compile(r"\s*[+-]?\d+([.]\d+)?\s*")
 YEAR = re.compile(r"(19|20)\d\d")
 DELIMITERS = (";", "\t", "|", ",")
-START_BYTES = 2**16
-BORDER = rb"(?:[ |+:=-]|\xe2[\x94\x95][\x80-\xbf])"
-"""A sign of a line between two rows of a printed table; box-drawing ones have three bytes."""
-NO_CSV = {
-    # Not within a text in quotes, which may have several lines.
-    rb'(?i)\A(?:[^"\n]*\n){0,4}(?=[^\n]*---|\xe2)(?=-*+ *+[|+:-]|\xe2)' + BORDER + rb"{5,}\r?\n": (
-        "a table with borders, as databases and Markdown show it. Export it as CSV, such as with psql --csv, sqlite3 "
-        "-csv or, for a .tsv file, mysql --batch"
-    ),
-    rb"(?im)^@relation\s": "ARFF. Export it as CSV, or convert it with scipy.io.arff.loadarff, whose words are bytes",
-    rb"\A\s*\[\s*[\[{]": "JSON. Convert it with pandas.read_json and to_csv(index=False)",
-    rb'\A\s*\{\s*"': "JSON. If each line is an object, rename it to .jsonl",
-    rb"(?i)\A\s*<(?:!doctype|html|table|\?xml)": "HTML or XML. Download or export the table as CSV",
-    rb"\A(?:PK\x03\x04|\xd0\xcf\x11\xe0)": "an Excel workbook or an archive. Open it and save the table as CSV",
-}
-"""The formats that files called .csv may have, by how they start."""
+NO_CSV = re.compile(rb'\A(?:PK\x03\x04|\xd0\xcf\x11\xe0|\x1f\x8b|\s*(?:<[!?a-z]|\[\s*[\[{]|\{\s*"))', re.IGNORECASE)
+"""The start of Excel's workbooks, archives, HTML, XML and JSON, which may be called .csv."""
 Chunk = dict[str, Values]
 
 
@@ -77,6 +63,8 @@ class TableFile:
         self._kept: list[Chunk] = []
         self.header_lines = 0
         self._header: list[str] = []
+        self.header_below: list[dict[str, str]] = []
+        """The texts of the header's other rows, such as units, by column."""
         self._skips_spaces = False
         self.has_row_names = False
         """Whether the header has one name fewer than the rows have values, as R writes it."""
@@ -132,8 +120,7 @@ class TableFile:
             first: list[str] = next(reader, [])
             if header is None:
                 return [f"column_{place}" for place in range(1, len(first) + 1)]
-            for _ in islice(reader, self._dataset.header_rows - 1):
-                pass
+            below = list(islice(reader, self._dataset.header_rows - 1))
             self.header_lines = above + reader.line_num
             self._header = first
             names = names_of(first, list(reader))
@@ -144,7 +131,9 @@ class TableFile:
         roles = [getattr(self._dataset, role) for role in ("split_column", "group", "time", "weight")]
         given = [*self._dataset.target, *(self._dataset.columns or {}), *self._dataset.metadata, *filter(None, roles)]
         spelled = {unicodedata.normalize("NFC", name): name for name in given}
-        return [spelled.get(name, name) for name in names]
+        names = [spelled.get(name, name) for name in names]
+        self.header_below = [dict(zip(names, row, strict=False)) for row in below]
+        return names
 
     def _open(self) -> TextIO:
         return self.path.open(encoding=self._encoding, newline="")
@@ -301,9 +290,9 @@ class TableFile:
 
     def _is_even(self) -> bool:
         """Return whether all lines below the header provably have the same number of delimiters and no quote."""
-        if not is_ascii_based(self._encoding) or not self.delimiter.isascii():
-            return False
-        delimiter = self.delimiter.encode()
+        delimiter, signs = self.delimiter.encode(), f'{self.delimiter}\r\n"'
+        if signs.encode(self._encoding, "replace").removeprefix(codecs.BOM_UTF8) != signs.encode("ascii", "replace"):
+            return False  # In UTF-16, for example.
         line, others = delimiter * (len(self.names) - 1) + b"\n", bytes({*range(256)} - {*delimiter, *b'\n"'})
         with self.path.open("rb") as file:
             for _ in range(self.header_lines):
@@ -345,15 +334,16 @@ def find_header(dataset: config.Table) -> tuple[config.Table, list[str]]:
     if not path.is_file():
         return dataset, []
     with path.open("rb") as file:
-        start = file.read(START_BYTES)
+        start = file.read(64)
     if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) and "encoding" not in dataset.model_fields_set:
         dataset = dataset.model_copy(update={"encoding": "utf-16"})
-    if path.suffix.lower() not in (".csv", ".tsv"):
-        return dataset, []
-    for form, what in NO_CSV.items():
-        if re.search(form, start):
-            raise UserError(f"dataset.source = '{dataset.source}': it is not CSV but {what}")
-    if "header" in dataset.model_fields_set:
+    is_csv = path.suffix.lower() in (".csv", ".tsv")
+    if is_csv and NO_CSV.match(start):
+        raise UserError(
+            f"dataset.source = '{dataset.source}': it is not CSV but an Excel workbook, an archive, HTML, XML or JSON. "
+            "Export the table as CSV; if each line is a JSON object, rename the file to .jsonl"
+        )
+    if not is_csv or "header" in dataset.model_fields_set:
         return dataset, []
     lines = _first_lines(path, dataset.encoding)
     named = [match[1] for line in lines[:LINES_ABOVE] if (match := EXCEL_DELIMITER.fullmatch(line.strip()))]
@@ -423,14 +413,6 @@ def _delimiter(lines: Sequence[str]) -> str:
         if max(widths.values()) > 1 and not line.startswith("#"):
             return max(DELIMITERS, key=widths.__getitem__)
     return ","
-
-
-def is_ascii_based(encoding: str) -> bool:
-    """Return whether each byte below 128 is an ASCII character in this encoding."""
-    try:
-        return bytes(range(128)).decode(encoding) == "".join(map(chr, range(128)))
-    except UnicodeError:
-        return False
 
 
 def num_rows_of(chunk: Mapping[str, Values]) -> int:

@@ -1,7 +1,7 @@
 """Records of the data stages: the manifest, the prepared arrays, statistics and the results of the checks."""
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field
 
@@ -51,6 +51,8 @@ class Column(Record):
     """The decimal point or comma of numbers that are written as text."""
     format: Annotated[str | None, Field(exclude_if=lambda form: form is None)] = None
     """The format of a date for ``strptime``; None is ISO 8601."""
+    unit: Annotated[str | None, Field(exclude_if=lambda unit: unit is None)] = None
+    """The unit after numbers that are written as text."""
 
 
 class Feature(Record):
@@ -172,8 +174,9 @@ class PreparedDataset(Record):
     validation_by_class: Annotated[bool, Field(exclude_if=lambda by_class: not by_class)] = False
     """Whether each class gives the same share to the validation examples that a run draws. Datasets of TFDS are drawn
     from without regard to classes."""
-    csv: Annotated[dict[str, str], Field(exclude_if=lambda csv: not csv)] = {}
-    """The settings `delimiter` and `quoting` of a CSV file that a model's reader would not find out."""
+    csv: Annotated[dict[str, Any], Field(exclude_if=lambda csv: not csv)] = {}
+    """What a model's reader would not find out about a CSV file: `delimiter`, `quoting`, and the texts of the header's
+    other rows, by column."""
     data_version: str | None = None
     """The md5 of the prepared folder in DVC's lock. The file itself does not hold it, as it is part of that md5."""
 

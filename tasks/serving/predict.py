@@ -19,7 +19,7 @@ from tasks.data.encoding.answers import answered, part_size
 from tasks.data.encoding.inputs import BadInput, RawExamples, Reader, encode_part
 from tasks.records import Predicted, PredictionRequest
 from tasks.serving import raw_model
-from tasks.serving.prediction_files import WRITERS, PredictionWriter
+from tasks.serving.prediction_files import WRITERS
 from tasks.serving.raw_model import Arrays, RawModel, meaning
 from tasks.system import background, machine
 from tasks.system.errors import UserError
@@ -28,7 +28,7 @@ AHEAD = 2
 """The number of parts that are read and encoded while the model computes a part."""
 SHOWN = 20
 TELL_SECONDS = 10.0
-"""The interval of progress messages."""
+"""The interval of progress messages on standard error."""
 Places: TypeAlias = Sequence[tuple[str, int | None]]
 
 
@@ -55,10 +55,15 @@ def predict(request: PredictionRequest) -> Predicted:
             raise UserError(f"--format html needs images, but {model.name} takes {reader.wanted.in_words}")
         told = meaning(model.target, request.top_k, request.probabilities)
         names = ["source", "row", *told(np.zeros((0, model.target.num_outputs), np.float32)), "error"]
-        writer = _open(request, names, stack)
+        file: IO[bytes] | None = None
+        if request.to is not None:
+            file = stack.enter_context(Path(request.to).open("wb"))
+        elif request.stdout is not None:
+            file = stack.enter_context(os.fdopen(request.stdout, "wb"))
+        writer = WRITERS[request.format](file, names) if file is not None else None
         count, failed, counts = 0, 0, Counter[str]()
         first: list[dict[str, Any]] = []
-        tell = Progress()
+        told_at = began
         for places, features, broken in _parts(model, reader.read(request.inputs), stack):
             outputs = model.outputs(features)
             columns = answered(places, broken, outputs, told)
@@ -71,7 +76,10 @@ def predict(request: PredictionRequest) -> Predicted:
                 counts.update(one for one in columns["prediction"] if one is not None)
             shown_now = range(min(SHOWN - len(first), len(columns["error"])))
             first += [{name: columns[name][place] for name in names} for place in shown_now]
-            tell(count, failed)
+            if (now := time.perf_counter()) - told_at >= TELL_SECONDS:
+                told_at = now
+                speed = f"{count / (now - began):,.0f} per second"
+                print(f"{count:,} examples ({failed:,} failed), {speed}", file=sys.stderr, flush=True)
         if writer is not None:
             writer.finish()
     return Predicted(
@@ -94,16 +102,6 @@ def _as_user_errors() -> Iterator[None]:
         raise UserError(str(error)) from None
 
 
-def _open(request: PredictionRequest, names: Sequence[str], stack: ExitStack) -> PredictionWriter | None:
-    if request.to is not None:
-        file: IO[bytes] = stack.enter_context(Path(request.to).open("wb"))  # noqa: SIM115  # The stack closes it.
-    elif request.stdout is not None:
-        file = stack.enter_context(os.fdopen(request.stdout, "wb"))
-    else:
-        return None
-    return WRITERS[request.format](file, names)
-
-
 def _parts(
     model: RawModel, examples: Iterator[RawExamples], stack: ExitStack
 ) -> Iterator[tuple[Places, Arrays, dict[int, str]]]:
@@ -119,17 +117,3 @@ def _parts(
     parts = background.in_order(encode, examples, threads=1, ahead=AHEAD)
     stack.callback(parts.close)
     return parts
-
-
-class Progress:
-    """Prints the number of finished examples to standard error every ``TELL_SECONDS``."""
-
-    def __init__(self) -> None:
-        self._began = self._told = time.monotonic()
-
-    def __call__(self, count: int, failed: int) -> None:
-        """Print the progress if it is time."""
-        now = time.monotonic()
-        if now - self._told >= TELL_SECONDS:
-            self._told, speed = now, count / (now - self._began)
-            print(f"{count:,} examples ({failed:,} failed), {speed:,.0f} per second", file=sys.stderr, flush=True)

@@ -59,14 +59,11 @@ class Csv(PredictionWriter):
 
     def __init__(self, file: IO[bytes], names: Sequence[str]) -> None:
         super().__init__(file, names)
-        self._write([names])
+        self.write({name: [name] for name in names}, None)
 
     def write(self, columns: Columns, pictures: Pictures) -> None:
-        self._write(self.rows(columns))
-
-    def _write(self, rows: Any) -> None:
         text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows(rows)
+        csv.writer(text, lineterminator="\n").writerows(self.rows(columns))
         self.write_text(text.getvalue())
         self.file.flush()
 

@@ -194,8 +194,9 @@ def read_request(model: RawModel, content_type: str, body: bytes) -> Arrays:
     kind = content_type.partition(";")[0].strip().lower()
     try:
         if kind == "text/csv":
-            text = io.StringIO(body.decode("utf-8-sig"), newline="")
-            rows = [row for row in csv.reader(text, quoting=model.wanted.quoting) if row] or [[]]
+            lines = io.StringIO(body.decode("utf-8-sig"), newline="").readlines()
+            delimiter = model.wanted.delimiter(lines, [*model.wanted.columns])
+            rows = [row for row in csv.reader(lines, delimiter=delimiter, quoting=model.wanted.quoting) if row] or [[]]
             return _encoded(model, _split({"columns": rows[0], "data": rows[1:]}))
         given = json.loads(body)
     except (ValueError, RecursionError, csv.Error) as error:

@@ -72,8 +72,8 @@ def test_what_is_no_number_is_named(values, row, reason):
 
 def test_categories_have_places_and_unknown_ones_the_place_1():
     encoder = Encoder(places("category", (2,), "city", "size"), {"category": [["Ulm", "Bonn"], ["3", "2", "true"]]})
-    found = encoder.encode({"city": ["Bonn", "Paris", None, "Ulm", ""], "size": [3, 3.0, 2, "3", True]})
-    assert found["category"].tolist() == [[3, 2], [1, 2], [0, 3], [2, 2], [0, 4]]
+    found = encoder.encode({"city": ["Bonn", "Paris", None, "Ulm", "", ""], "size": [3, 3.0, 2, "3", True, "TRUE"]})
+    assert found["category"].tolist() == [[3, 2], [1, 2], [0, 3], [2, 2], [0, 4], [0, 4]]
     assert found["category"].dtype == np.int32
     repeated = {"city": pd.Categorical(["Rome", "Ulm", None]), "size": np.array([3.0, np.nan, 9])}
     assert encoder.encode(repeated)["category"].tolist() == [[1, 2], [2, 0], [0, 1]]

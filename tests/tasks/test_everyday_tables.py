@@ -1,5 +1,6 @@
 """Tables as people write them: what is read, what is said of it, and what is asked."""
 
+import gzip
 import json
 import shlex
 import time
@@ -95,17 +96,23 @@ WRITTEN = [
     (["7 209,41 руб.", "1\u00a0209,5\u00a0руб", "90 руб."], [7209.41, 1209.5, 90], "numbers with руб"),
     (["3 456 Ft", "12 345 Ft", "90 Ft"], [3456, 12345, 90], "numbers with Ft"),
     (["1.200,50 TL", "90,25 TL", "7 TL"], [1200.5, 90.25, 7], "numbers with TL"),
+    (["90.5 km/h", "-7 km/h", "1,200km/h "], [90.5, -7, 1200], "numbers with km/h"),
+    (["90,5平米", "7平米", "1.200,25平米"], [90.5, 7, 1200.25], "numbers with 平米"),
+    (["$45k", "$7k", "n.a.", "$90.5k"], [45, 7, 90.5], "numbers with k; numbers with $; 10 of 40 are 'n.a.'"),
+    (["1,200.5 sq. ft.", "90 sq. ft.", "7 sq. ft."], [1200.5, 90, 7], "numbers with sq. ft."),
 ]
 
 
 @pytest.mark.parametrize(("texts", "expected", "said"), WRITTEN)
 def test_numbers_are_read_as_people_write_them(texts, expected, said):
     prepared, lines = prepare(csv_of(own=times_of(texts)), columns={"plain": "ignore"})
-    np.testing.assert_allclose(np.unique(numbers_of(prepared, "own")), sorted(expected))
+    found = np.unique(numbers_of(prepared, "own"))
+    np.testing.assert_allclose(found[np.isin(found, np.float32(expected))], np.sort(expected))
     assert said in lines
     encoder = Encoder({name: one.model_dump() for name, one in prepared.features.items()}, {})
     served = encoder.encode({"own": texts})["number"]
-    np.testing.assert_allclose(served[:, 0], expected, err_msg="a served model reads them alike")
+    served = [number for number, text in zip(served[:, 0], texts, strict=True) if text != "n.a."]
+    np.testing.assert_allclose(served, expected, err_msg="a served model reads them alike")
 
 
 @pytest.mark.parametrize(
@@ -455,11 +462,24 @@ def test_numbers_with_signs_between_them_are_words(texts):
 
 @pytest.mark.parametrize("count", [4, 40], ids=["repeated", "distinct"])
 @pytest.mark.parametrize(
-    ("form", "units"), [("{} km/h", ["km/h"]), ("€{}{}", ["K", "M"]), ("1 {} kg", ["kg"]), ("{}平米", ["平米"])]
+    ("form", "units"),
+    [("{} {}", ["km/h", "mph"]), ("€{}{}", ["K", "M"]), ("1 {} kg", ["kg"]), ("{}{}", ["平米", "m²"])],
 )
-def test_a_unit_makes_a_word_and_that_is_said(count, form, units):
+def test_several_units_make_words_and_that_is_said(count, form, units):
     _, said = guess(csv_of(own=times_of([form.format(row + 0.5, units[row % len(units)]) for row in range(count)])))
-    assert f"words, because the numbers have {', '.join(map(repr, units))} after them" in said
+    assert f"words, because the numbers have {', '.join(map(repr, sorted(units)))} after them" in said
+
+
+def test_the_unit_of_a_target_a_weight_and_metadata_is_read():
+    texts = times_of([f"{number} kg" for number in (7, 8, 9.5)])
+    content = csv_of(label=[f"{row + 0.5} mm" for row in range(40)], heavy=texts, known=texts)
+    prepared, said = prepare(content, weight="heavy", metadata={"known": "number"})
+    assert prepared.target.task == "regression"
+    assert "note 'label': numbers with mm" in said
+    weights = np.concatenate([np.load(split.weights) for split in prepared.splits.values()])
+    assert {*weights.tolist()} == {7, 8, 9.5}
+    with pytest.raises(cells.BadValue, match="'7 lb' is not a number"):
+        cells.numbers(["7 kg", "7 lb"], "own", ".", "kg")
 
 
 @pytest.mark.parametrize("other", ["Varies", "null kg"])
@@ -469,8 +489,8 @@ def test_most_numbers_with_a_unit_are_enough_to_say_so(other):
 
 
 def test_a_class_that_looks_like_a_number_is_pointed_out():
-    texts = [f"{text}k" for text in times_of(["1.5", "2.5"])]
-    assert "'label': words, because the numbers have 'k' after them" in guess(csv_of(label=texts))[1]
+    texts = times_of(["1.5k", "2.5M"])
+    assert "'label': words, because the numbers have 'M', 'k' after them" in guess(csv_of(label=texts))[1]
     assert "'label':" not in guess(csv_of(label=times_of(["1", "2"])))[1]
     said = guess(csv_of(label=times_of(["2025-12-31", "2025-11-30"])))[1]
     assert "'label': words, because a target cannot be a date" in said
@@ -511,6 +531,14 @@ def test_codes_stay_as_they_are_written(texts, later, monkeypatch):
     assert [vocabulary[0][place - 2] for place in served] == texts
 
 
+def test_a_table_with_many_columns_takes_a_few_lines():
+    content = csv_of(**{f"x{place}": PLAIN for place in range(300)}, day=["2025-01-31"] * 39 + ["k.A."])
+    said = guess(content)[1]
+    assert "x28, x29, and 271 more" in said, "the labels' numbers are one more"
+    assert "x30" not in said
+    assert "day (1 of 40 are 'k.A.' and count as missing)" in said
+
+
 def test_one_group_in_several_spellings_lies_in_one_split():
     people = [f"p{row // 4}{' ' * (row % 2)}" for row in range(40)]
     prepared, _ = prepare(csv_of(who=people, row=[f"{row}.5" for row in range(40)]), group="who")
@@ -521,14 +549,15 @@ def test_one_group_in_several_spellings_lies_in_one_split():
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("Bonn", "bonn"), ("Bad Ems", "Bad\u00a0Ems"), ("Bad Ems", "Bad  Ems"), ("Bonn", "\u200bBonn"), ("❤", "❤\ufe0f")],
+    [
+        *(("Bonn", "bonn"), ("Bad Ems", "Bad\u00a0Ems"), ("Bad Ems", "Bad  Ems"), ("Bonn", "\u200bBonn")),
+        *(("❤", "❤\ufe0f"), ("TRUE", "1"), ("no", "N")),
+    ],
 )
 def test_values_that_look_alike_are_pointed_out(one, other):
     dataset, said = guess(csv_of(city=times_of([one, other, "Ulm", "Ulm"])))
     assert dataset.columns["city"].kind == "category"
-    shown = " ".join(
-        f"{one!r} and {other!r} of 'city' differ only in capital letters, spaces or signs without width".split()
-    )
+    shown = " ".join(f"{one!r} and {other!r} of 'city' may mean the same".split())
     assert shown in said
 
 
@@ -551,7 +580,7 @@ def test_many_words_that_look_like_numbers_are_pointed_out(form):
     [
         (["<0.5", "10-20"], "75% of its values are numbers, but not '<0.5', '10-20'"),
         ([f"{row + 5}-{row + 20}" for row in range(40)], "words, because '5-20', '6-21', '7-22' are not numbers"),
-        ([f"{row + 5} Lac" for row in range(40)], "words, because the numbers have 'Lac' after them"),
+        ([f"{row}{'KM'[row % 2]}" for row in range(40)], "words, because the numbers have 'K', 'M' after them"),
     ],
 )
 def test_a_target_that_may_be_numbers_or_classes_is_asked_about(odd, why):
@@ -839,34 +868,19 @@ def test_a_second_row_of_a_header_is_asked_about(second, shown, header_rows):
     assert guess(f"{header}\nBonn,n.a.,tall\n{rows}")[0].columns["plain"].kind == "number", "a missing value is no unit"
 
 
-PRINTED = "".join(f" {number} | {label}\n" for number, label in zip(PLAIN, LABELS, strict=True))
-BAR = "+-------+-------+\n"
-
-
 @pytest.mark.parametrize(
-    ("content", "said"),
+    "content",
     [
-        (f" plain | label \n-------+-------\n{PRINTED}(40 rows)\n", "psql --csv"),
-        (f"mysql> SELECT * FROM own;\n{BAR}| plain | label |\n{BAR}| 1 | tall |\n{BAR}", "mysql --batch"),
-        (f"| plain | label |\n|:---|---:|\n{PRINTED}", "a table with borders"),
-        ("┌───┬───┐\n│ plain │ label │\n├───┼───┤\n│ 1 │ tall │\n└───┴───┘\n", "a table with borders"),
-        ("plain    label\n-------- -----\n     1.5 tall\n", "a table with borders"),
-        (f"% Notes\n@RELATION own\n@ATTRIBUTE plain REAL\n@DATA\n{PRINTED}", "scipy.io.arff"),
-        ('[{"plain": 1, "label": "tall"},\n {"plain": 2, "label": "short"}]\n', "pandas.read_json"),
-        ('{"plain": 1, "label": "tall"}\n', "rename it to .jsonl"),
-        ("<!DOCTYPE html>\n<html>\n", "HTML"),
-        (b"PK\x03\x04\x14\x00\x06\x00", "an Excel workbook"),
+        '[{"plain": 1, "label": "tall"},\n {"plain": 2, "label": "short"}]\n',
+        '{"plain": 1, "label": "tall"}\n',
+        "<!DOCTYPE html>\n<html>\n",
+        b"PK\x03\x04\x14\x00\x06\x00",
+        gzip.compress(csv_of().encode()),
     ],
 )
-def test_another_format_called_csv_is_named(content, said):
-    with pytest.raises(UserError, match=f"it is not CSV but .*{said}"):
+def test_another_format_called_csv_is_refused(content):
+    with pytest.raises(UserError, match="it is not CSV but an Excel workbook, an archive, HTML, XML or JSON"):
         guess(content)
-
-
-def test_a_line_below_a_title_and_a_drawn_table_within_a_text_are_no_border():
-    assert guess(f"Report\n------  \n{csv_of()}")[0].header == 3
-    notes = [f"well, number {row}\n|---|---|\n| a | b |" for row in range(40)]
-    assert guess(csv_of(note=notes))[0].columns["note"].kind == "text"
 
 
 def test_a_row_with_the_name_of_one_column_stays():
@@ -1031,7 +1045,6 @@ SAID = [
     (["-999", "17", "35", "-999.0"], "amount (-999 in 20 of 40 rows is far from all others; leave the cell empty"),
     (["9", "5.5", "9999", "99"], "amount (9999 in 10 of 40 rows is far from all others; leave the cell empty"),
     (["99", "98", "17", "35"], "number amount, plain"),
-    (["1.9", "1.10", "1.1", "1.11"], "amount ('1.10' is read as 1.1; to read 'amount' as words:"),
     (
         ["12345678", "1.200"],
         "amount (numbers with '.' between thousands in 20 of 40 rows), plain note numbers are written as 3,14",
@@ -1072,6 +1085,7 @@ WHOLE = {
         {"quoting": "none"},
     ),
     "another delimiter": (csv_of(city=times_of(["Bonn", "Ulm"])).replace(",", "^"), {"delimiter": "^"}),
+    "units": (csv_of(city=times_of(["Bonn", "Ulm"])).replace("\n", "\n-,mm,-\n", 1), {"header_rows": 2}),
     "CR": (csv_of(city=times_of(["Bonn", "Ulm"])).replace("\n", "\r"), {}),
     "one column": ("text,label\n" + "\n".join(f'"line {row % 9}, and ""more""",{row % 2}' for row in range(40)), {}),
 }

@@ -96,7 +96,9 @@ def test_rows_come_in_each_form_of_the_protocol(rows):
     assert asked(rows, {"dataframe_split": {"columns": ["b", "a"], "data": [[2, 1], [1, None]]}}) == [3, 6]
     assert asked(rows, {"inputs": {"a": [1, 2], "b": [3, 4]}}) == [4, 6]
     assert asked(rows, {"instances": {"a": [], "b": []}}) == []
-    assert asked(rows, b"b,a\n2,1\n1,\n", "text/csv; charset=utf-8") == [3, 6]
+    for delimiter in (b",", b";", b"\t"):
+        body = b"b,a\n2,1\n1,\n".replace(b",", delimiter)
+        assert asked(rows, body, "text/csv; charset=utf-8") == [3, 6]
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,6 @@ from .cells import BadValue, Values
 from .pictures import FORMATS, MORE_FORMATS, decode_picture, inside, register_heif
 
 INLINE = ";base64,"
-MAX_NAME = 255
-"""The most characters that a file name may have."""
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 BrokenImages: TypeAlias = dict[tuple[str, int], str]
@@ -143,7 +141,7 @@ class Encoder:
             if is_datetime:
                 found = cells.days(table[own], own, column.get("format"))
             else:
-                found = cells.numbers(table[own], own, column.get("decimal", "."))
+                found = cells.numbers(table[own], own, column.get("decimal", "."), column.get("unit"))
             missing = np.isnan(found)
             if missing.any():
                 if column["fill"] is None:
@@ -213,7 +211,7 @@ class Encoder:
         """Return the source of a row's image: a file, a path or an array.
 
         Raises:
-            ValueError: a text that is neither a path nor base64.
+            ValueError: a text that is neither base64 nor the path of a file.
         """
         if isinstance(value, bytes):
             return io.BytesIO(value)
@@ -222,7 +220,13 @@ class Encoder:
         if not isinstance(value, str):
             return np.asarray(value)
         if named_in is not None and INLINE not in value[:80]:
-            return _named(named_in, value)
+            path = named_in / value
+            if os.path.isfile(path):  # Also of a name that is too long.
+                return path
+            hint = (
+                "; base64 of an image begins with data:image/png;base64," if len(value) > 255 else ""
+            )  # No name is so long.
+            raise ValueError("it is a folder" if os.path.isdir(path) else f"no such file{hint}")
         if self._pictures is not None:
             return inside(self._pictures, value)
         try:
@@ -259,16 +263,3 @@ class Encoder:
             whole = [row for row in range(count) if row not in broken]
             encoded = {name: array[whole] for name, array in encoded.items()}
         return encoded, broken
-
-
-def _named(folder: Path, value: str) -> Path:
-    """Return the path of an image that the user gives.
-
-    Raises:
-        ValueError: no such file.
-    """
-    path = folder / value
-    if os.path.isfile(path):  # Also of a name that is too long.
-        return path
-    hint = "; base64 of an image begins with data:image/png;base64," if len(value) > MAX_NAME else ""
-    raise ValueError("it is a folder" if os.path.isdir(path) else f"no such file{hint}")

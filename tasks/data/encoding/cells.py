@@ -221,7 +221,7 @@ def words_of(texts: Sequence[Any]) -> tuple[list[str], npt.NDArray[np.int64]]:
     return [word for word in words if word != BETWEEN], lengths
 
 
-def numbers(values: Values, column: str, decimal: str = ".") -> Numbers:
+def numbers(values: Values, column: str, decimal: str = ".", unit: str | None = None) -> Numbers:
     """Return numbers, float64 (n,), with NaN for missing values.
 
     Args:
@@ -229,6 +229,7 @@ def numbers(values: Values, column: str, decimal: str = ".") -> Numbers:
         column: its name, for the error.
         decimal: the decimal separator in texts: a point, or a comma (3,14 and 1.234,5; but not 1.234, which is
             ambiguous).
+        unit: may follow the number in a text.
 
     Raises:
         BadValue: not a number, or a number outside of the range of float32.
@@ -237,7 +238,7 @@ def numbers(values: Values, column: str, decimal: str = ".") -> Numbers:
         categories, places = different(values)
         used = np.unique(places)  # A category that no row of this part has may be no number.
         try:
-            of_value = numbers([categories[place] for place in used.tolist()], column, decimal)
+            of_value = numbers([categories[place] for place in used.tolist()], column, decimal, unit)
         except BadValue as bad:
             row = int((places == used[bad.row]).argmax())
             raise BadValue(column, row, bad.value, bad.reason) from None
@@ -246,6 +247,8 @@ def numbers(values: Values, column: str, decimal: str = ".") -> Numbers:
     if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
         found = values.astype(np.float64)
     else:
+        if unit:
+            values = [one.strip().removesuffix(unit) if isinstance(one, str) else one for one in values]
         try:  # Most columns are as a program writes them, which takes a tenth of the time.
             plain = [np.nan if value in NO_VALUE else value for value in values]
             if decimal != "." or "_" in "".join(map(str, values)):
@@ -391,7 +394,6 @@ def _category_place(value: Any, places: Mapping[str, int]) -> int:
     # A text that usually means a missing value may be in the vocabulary: see ``dataset.not_missing``.
     text = spelled(value)
     found = places.get(text)
-    if found is None and isinstance(value, bool):
-        # The training file may have written True as true or TRUE.
-        found = places.get(text.lower(), places.get(text.upper()))
+    if found is None and text.lower() in ("true", "false"):  # pandas writes True, Excel TRUE, and JSON true.
+        found = next((places[one] for one in (text.title(), text.upper(), text.lower()) if one in places), None)
     return found if found is not None else MISSING if _is_missing(value) else UNKNOWN

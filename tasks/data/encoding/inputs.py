@@ -13,7 +13,7 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -88,6 +88,8 @@ class Wanted:
     delimiters: str = DELIMITERS
     """The possible delimiters of CSV."""
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
+    header_rows: Sequence[Mapping[str, str]] = ()
+    """Rows of CSV by column that belong to the header, such as units; a file may lack them."""
 
     @classmethod
     def of(cls, known: Mapping[str, Any], takes: Iterable[str]) -> "Wanted":
@@ -95,7 +97,22 @@ class Wanted:
         columns = {one["name"]: one["kind"] for feature in known["features"].values() for one in feature["columns"]}
         written = known.get("csv", {})
         quoting: Literal[0, 3] = csv.QUOTE_NONE if written.get("quoting") == "none" else csv.QUOTE_MINIMAL
-        return cls(columns, tuple(takes), written.get("delimiter", "") + DELIMITERS, quoting)
+        delimiters, header_rows = written.get("delimiter", "") + DELIMITERS, written.get("header_rows", ())
+        return cls(columns, tuple(takes), delimiters, quoting, header_rows)
+
+    def count(self, lines: Sequence[str], delimiter: str, columns: Sequence[str]) -> int:
+        """Return how many of the columns occur in the first row of CSV; without columns, its number of values."""
+        try:
+            skips = skips_spaces(lines, delimiter)
+            rows = csv.reader(lines, delimiter=delimiter, quoting=self.quoting, skipinitialspace=skips)
+            found = names_of(next(rows, []), [])
+        except csv.Error:  # A row with a value that is too long.
+            return 0
+        return sum(column in found for column in columns) if columns else len(found)
+
+    def delimiter(self, lines: Sequence[str], columns: Sequence[str]) -> str:
+        """Return the delimiter of CSV: the one that yields most of the columns."""
+        return max(self.delimiters, key=lambda one: self.count(lines, one, columns))
 
     @property
     def takes_files(self) -> bool:
@@ -145,8 +162,6 @@ class Reader:
     encoding: str
     stdin: io.FileIO | None = None
     """Unbuffered: a read returns the bytes that are already in the pipe."""
-    max_field: int = 2**26
-    """The most characters of a CSV value: an unclosed quote turns the rest of the file into one value."""
 
     @property
     def _contradiction(self) -> str:
@@ -286,13 +301,13 @@ class Reader:
         """
         columns, delimiters = [_name(one) for one in self.wanted.columns], self.wanted.delimiters
         read = partial(csv.reader, quoting=self.wanted.quoting)
-        csv.field_size_limit(self.max_field)
+        csv.field_size_limit(2**26)  # An unclosed quote turns the rest of the file into one value.
         with self._open_text(file) as text:
             above = list(itertools.islice(text, LINES_ABOVE))
-            counts = [max(_count(read, above[n:], one, columns) for one in delimiters) for n in range(len(above))]
+            counts = [max(self.wanted.count(above[n:], one, columns) for one in delimiters) for n in range(len(above))]
             header = counts.index(len(columns)) if len(columns) in counts else 0
             by_place = not any(counts) and all(map(NAMED_BY_PLACE.fullmatch, columns))
-            delimiter = max(delimiters, key=lambda one: _count(read, above[header:], one, () if by_place else columns))
+            delimiter = self.wanted.delimiter(above[header:], () if by_place else columns)
             of_row: list[str] = []
             lines, skips = noted(itertools.chain(above[header:], text), of_row), skips_spaces(above[header:], delimiter)
             reader = read(lines, delimiter=delimiter, skipinitialspace=skips, strict=True)
@@ -307,12 +322,12 @@ class Reader:
             places = [names.index(column) for column in columns]
             # Two places, because itemgetter returns no sequence for one.
             header_row = [] if by_place else top
+            other_headers = [tuple(map(row.get, self.wanted.columns)) for row in self.wanted.header_rows]
             pick, rows = itemgetter(*places, places[0]), _rows_of_csv(reader, of_row, len(names), delimiter, header_row)
             for row in itertools.chain([top] if by_place else [], rows):
                 if isinstance(row, str):
                     yield row
-                else:
-                    values = pick(row)[:-1]
+                elif (values := pick(row)[:-1]) not in other_headers:
                     yield self._contradiction if has_foreign_bytes("".join(values)) else values
 
     def _of_json(self, name: str, file: "io.BufferedReader[Any]") -> Iterator[Row]:
@@ -431,13 +446,9 @@ def check_columns(name: str, columns: Sequence[str], there: Sequence[str]) -> No
         BadInput: names them.
     """
     if absent := [one for one in columns if one not in there]:
-        first, hint = "".join(there[:1]), ""
-        if "\0" in first:
-            order = "be" if first.startswith("\0") else "le"
-            hint = f". It seems to be UTF-16 without a byte order mark: --encoding utf-16-{order}"
         raise BadInput(
             f"'{name}' is missing the {'column' if len(absent) == 1 else 'columns'} {', '.join(map(repr, absent))}. "
-            f"It has: {', '.join(map(repr, there))[:1000] or 'nothing'}{hint}"
+            f"It has: {', '.join(map(repr, there))[:1000] or 'nothing'}"
         )
     if twice := [one for one in columns if there.count(one) > 1]:
         raise BadInput(f"'{name}' has the column {', '.join(map(repr, twice))} more than once: keep only one")
@@ -461,16 +472,6 @@ def names_of(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _name(text: str) -> str:
     return unicodedata.normalize("NFC", text.strip())
-
-
-def _count(read: Callable[..., Any], lines: Sequence[str], delimiter: str, columns: Sequence[str]) -> int:
-    """Return how many of the columns occur in the first row of some lines; without columns, its number of values."""
-    try:
-        skips = skips_spaces(lines, delimiter)
-        found = names_of(next(read(lines, delimiter=delimiter, skipinitialspace=skips), []), [])
-    except csv.Error:  # A row with a value that is too long.
-        return 0
-    return sum(column in found for column in columns) if columns else len(found)
 
 
 def skips_spaces(lines: Sequence[str], delimiter: str) -> bool:

@@ -111,6 +111,7 @@ def of_rows(table: "ScannedTable") -> Examples:
     if table.weights is not None and not table.weights[rows_of("train")].any():
         raise table.refuse("weight", "all rows of the training split have the weight 0")
     features, vocabularies = features_of(dataset, _fitted(table, parts), table.shapes)
+    written = {"delimiter": dataset.delimiter, "quoting": dataset.quoting, "header_rows": table.header_below}
     held_out = None
     if "test" in made and dataset.time is None:
         held_out = HeldOut(num_examples=len(rows_of("test")), seed=dataset.seed)
@@ -126,14 +127,9 @@ def of_rows(table: "ScannedTable") -> Examples:
         rows_of=rows_of,
         name_of=lambda split, row: f"row {rows_of(split)[row] + 1}",
         metadata_of=(lambda split: _metadata(table, rows_of(split))) if dataset.metadata else None,
-        origin={"csv": _unexpected(dataset)},
+        # What a model's reader would not find out about a CSV file.
+        origin={"csv": {key: own for key, own in written.items() if own and own not in (*DELIMITERS, "minimal")}},
     )
-
-
-def _unexpected(dataset: config.Table) -> dict[str, str]:
-    """Return the settings of a CSV file that a model's reader would not find out."""
-    written = {"delimiter": dataset.delimiter, "quoting": dataset.quoting}
-    return {key: value for key, value in written.items() if value and value not in (*DELIMITERS, "minimal")}
 
 
 class ScannedTable:
@@ -166,6 +162,7 @@ class ScannedTable:
             raise self.refuse("columns", "leaves no column to learn from: set one to a kind other than ignore")
         self._wanted = roles | self.features
         self.named_target = f", dataset.target = '{dataset.target[0]}'" if isinstance(file, TableFile) else ""
+        self.header_below = file.header_below if isinstance(file, TableFile) else []
         strict = {name: one.missing for name, one in self.kinds.items() if one.missing != "fill"}
         images = [name for name, one in self.kinds.items() if one.kind == "image"]
         parts = [chunk for _, chunk in self.chunks({*roles, *strict, *images})]
@@ -236,7 +233,8 @@ class ScannedTable:
 
     def numbers(self, values: Values, name: str) -> cells.Numbers:
         """Return values of a column as numbers; the error is that of ``cells.numbers``."""
-        return cells.numbers(values, name, self.dataset.decimal or ".")
+        column = (self.dataset.columns or {}).get(name)
+        return cells.numbers(values, name, self.dataset.decimal or ".", column.unit if column else None)
 
     def truths(self, values: Values, name: str) -> cells.Numbers:
         """Return the values of a target as numbers: 0 for False, 1 for True."""
