@@ -65,6 +65,8 @@ def check(settings: config.Settings, prepared: PreparedDataset) -> tuple[strateg
         steps = Batches(len(rows), global_batch_size, section.drop_remainder, length).steps
         optimizers.check(settings, steps, global_batch_size)
         own_callbacks.make(settings.train)
+        if ":" in settings.model.name and settings.register_.enabled:
+            models.check_loadable(settings.model.name, looked_at)
     strategy.check_model(looked_at)
     setup.check_last_batch(looked_at, strategy, settings.input, len(rows), global_batch_size)
     model.freeze(looked_at, settings.model.freeze)

@@ -214,6 +214,19 @@ def _rescaling(scale: Any, offset: Any, name: str, dtype: str | None = None) -> 
     return keras.layers.Rescaling(scale, offset, name=name, dtype=dtype)
 
 
+def check_loadable(name: str, built: Any) -> None:
+    """Raise ``UserError`` if Keras' safe mode could not load a built model from its file, as a registration does."""
+    import keras
+
+    try:
+        keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(built), safe_mode=True)
+    except Exception as error:  # Whatever a class raises.
+        raise UserError(
+            f"model.name = '{name}': the trained model could not be loaded ({last_line(error)}): use registered classes "
+            "and functions in place of a lambda, or set register.enabled=false"
+        ) from error
+
+
 def load(what: str, path: Path, advice: str, own_code: bool) -> Any:
     """Return the Keras model of a file, in Keras' safe mode; refuse one that is too large before it creates a variable.
 

@@ -273,6 +273,51 @@ def test_what_is_wrong_with_an_own_optimizer_is_said_before_the_training(tiny, p
         check(config.load(None, overrides), tiny)
 
 
+MODELS = """
+import keras
+
+accuracy = keras.metrics.SparseCategoricalAccuracy()
+crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+class Plain(keras.layers.Dense):
+    pass
+
+@keras.saving.register_keras_serializable()
+class Known(keras.layers.Dense):
+    pass
+
+def double(x):
+    return 2 * x
+
+def built(shape, num_classes, layer):
+    return keras.Sequential([keras.Input(shape), keras.layers.Flatten(), layer, keras.layers.Dense(num_classes)])
+
+def plain(input_shape, num_classes): return built(input_shape, num_classes, Plain(4))
+def known(input_shape, num_classes): return built(input_shape, num_classes, Known(4))
+def anonymous(input_shape, num_classes): return built(input_shape, num_classes, keras.layers.Lambda(lambda x: 2 * x))
+def named(input_shape, num_classes): return built(input_shape, num_classes, keras.layers.Lambda(double))
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["model.name=parts:plain"], "model.name = 'parts:plain'.* Could not locate class 'Plain'.* register.enabled=f"),
+        (["model.name=parts:anonymous"], "model.name = 'parts:anonymous'.* is a Python lambda"),
+        (["model.name=parts:named"], "model.name = 'parts:named'.* Could not locate function 'double'"),
+        (["train.metrics=[parts:accuracy]"], "'parts:accuracy': returns the shape .. for 2 examples"),
+        (["train.metrics=[keras.metrics:MeanSquaredError]"], "Error': is a class, but must be a function"),
+        (["train.loss=parts:crossentropy"], "'parts:crossentropy': returns the shape .. for 2 examples"),
+    ],
+)
+def test_what_only_a_registration_would_notice_is_said_before_the_training(tiny, parts, overrides, said):
+    parts.write_text(MODELS)
+    check(config.load(None, ["model.name=parts:known"]), tiny)
+    check(config.load(None, ["model.name=parts:plain", "register.enabled=false"]), tiny)
+    with pytest.raises(UserError, match=said):
+        check(config.load(None, overrides), tiny)
+
+
 def test_other_code_starts_without_options(project):
     first = config.load(None, [*OPTIMIZER, "optimizer.global_clipnorm=1.0"]).to_json()
     assert config.parse(first).optimizer.options == {"decay": 0.8}
