@@ -12,7 +12,7 @@ from inspect import Parameter, isgeneratorfunction, signature
 from io import StringIO
 from json import dumps
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import typer
 
@@ -116,16 +116,16 @@ def ending(quiet: bool = False, verbose: bool = False, debug: bool = False) -> I
         verbose: see ``is_verbose``.
         debug: also show tracebacks.
     """
-    from tasks.process.child import keep_private
+    from tasks.process.child import StandardError, keep_private
     from tasks.system.network import without_secrets
 
     keep_private()
     _verbose.set(verbose or debug)
     if debug:
         os.environ["STRATAGEM_DEBUG"] = "1"
-    errors = sys.stderr
+    errors: TextIO = sys.stderr
     if quiet:
-        errors = os.fdopen(os.dup(2), "w", encoding="utf-8")
+        errors = StandardError(os.dup(2))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     # Set by a parent process that reports this command's error itself; children must not inherit it.
     place = os.environ.pop("STRATAGEM_ERROR", None)

@@ -5,6 +5,7 @@ A child's errors are raised again in this process, with the same classes.
 
 import contextlib
 import getpass
+import io
 import os
 import stat
 import sys
@@ -27,9 +28,26 @@ COMMAND = "from flows.cli.main import main; main()"
 MIN_JAX_THREADS = 32
 
 
+class StandardError(io.TextIOWrapper):
+    """Standard error that stays silent once nobody reads it: with `2>&1 | head`, a print would end the training."""
+
+    def __init__(self, descriptor: int = 2) -> None:
+        binary = io.BufferedWriter(io.FileIO(descriptor, "wb", closefd=False))
+        super().__init__(binary, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(BrokenPipeError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            super().flush()
+
+
 def keep_private() -> None:
     """Make this process's files private, move passwords out of the addresses in its environment, bypass proxies for
-    servers on this machine, and name its user if it has no name.
+    servers on this machine, name its user if it has no name, and let it continue if nobody reads its standard error.
 
     `chmod g+ws mlruns` shares mlruns/ with a team: its group may then read and write.
     """
@@ -44,6 +62,8 @@ def keep_private() -> None:
         getpass.getuser()
     except (KeyError, OSError):  # DVC needs a name, which a user in a container may not have.
         os.environ["LOGNAME"] = f"user{os.getuid()}"
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = StandardError()
 
 
 def stage_environment(settings: config.Settings | None) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter
 
 from tasks import config
+from tasks.process.child import StandardError
 from tasks.process.stages import STAGES, Stage
 from tasks.system import errors, lifetime, network
 from tasks.system.child import Message
@@ -142,7 +143,7 @@ def run_tf_server() -> None:
 def _put_noise_aside(log: Path) -> None:
     """Keep standard error for Python, but redirect descriptors 1 and 2 to a log: TensorFlow and Gloo write many lines
     to them about members that start and end."""
-    sys.stderr = sys.stdout = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    sys.stderr = sys.stdout = StandardError(os.dup(2))
     with log.open("ab") as file:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)

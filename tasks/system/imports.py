@@ -7,7 +7,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any
 
 from tasks.system import upstream
 from tasks.system.errors import StratagemError
@@ -59,25 +58,15 @@ def devices_of_tensorflow() -> list[str]:
     return [device.name for device in tf.config.list_physical_devices()]
 
 
-def standard_error() -> Any:
-    """Return a ``rich.console.Console`` that prints to standard error, and nothing more once nobody reads that: rich's
-    own one would raise ``SystemExit`` in the training."""
-    from rich.console import Console
-
-    class QuietConsole(Console):
-        def on_broken_pipe(self) -> None:
-            self.quiet = True
-
-    return QuietConsole(stderr=True, highlight=False)
-
-
 def set_who_logs() -> None:
     """Log the errors of all packages, and the project's own information, to standard error, one line each."""
+    from rich.console import Console
     from rich.highlighter import NullHighlighter
     from rich.logging import RichHandler
 
-    plain = RichHandler(  # Wraps lines at words.
-        console=standard_error(), show_time=False, show_level=False, show_path=False, highlighter=NullHighlighter()
+    console = Console(stderr=True)  # Wraps lines at words.
+    plain = RichHandler(
+        console=console, show_time=False, show_level=False, show_path=False, highlighter=NullHighlighter()
     )
     logging.basicConfig(level=logging.ERROR, format="%(message)s", handlers=[plain], force=True)
     logging.getLogger("tasks").setLevel(logging.INFO)

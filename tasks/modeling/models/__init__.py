@@ -222,8 +222,8 @@ def check_loadable(name: str, built: Any) -> None:
         keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(built), safe_mode=True)
     except Exception as error:  # Whatever a class raises.
         raise UserError(
-            f"model.name = '{name}': the trained model could not be loaded ({last_line(error)}): use registered classes "
-            "and functions in place of a lambda, or set register.enabled=false"
+            f"model.name = '{name}': the trained model could not be loaded ({last_line(error)}): use registered "
+            "classes and functions in place of a lambda, or set register.enabled=false"
         ) from error
 
 

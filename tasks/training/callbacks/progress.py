@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tasks.modeling import metrics
 from tasks.system import units
-from tasks.system.imports import standard_error
 from tasks.training.position import Position
 
 MetricSink = Callable[[int, Mapping[str, float]], None]
@@ -91,7 +91,7 @@ class ProgressBar(keras.callbacks.Callback):
         super().__init__()
         self.epochs = epochs
         self.steps = steps
-        self.console = standard_error()
+        self.console = Console(stderr=True, highlight=False)
         self._bar: Progress | None = None
         self._task: Any = None
         self._widths: dict[str, int] = {}

@@ -302,7 +302,10 @@ def named(input_shape, num_classes): return built(input_shape, num_classes, kera
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["model.name=parts:plain"], "model.name = 'parts:plain'.* Could not locate class 'Plain'.* register.enabled=f"),
+        (
+            ["model.name=parts:plain"],
+            "model.name = 'parts:plain'.* Could not locate class 'Plain'.* register.enabled=f",
+        ),
         (["model.name=parts:anonymous"], "model.name = 'parts:anonymous'.* is a Python lambda"),
         (["model.name=parts:named"], "model.name = 'parts:named'.* Could not locate function 'double'"),
         (["train.metrics=[parts:accuracy]"], "'parts:accuracy': returns the shape .. for 2 examples"),

@@ -1,9 +1,11 @@
 import io
+import os
 import sys
 
 import pytest
 from rich.console import Console
 
+from tasks.process.child import StandardError
 from tasks.training.callbacks.progress import ProgressBar
 
 LOGS = {"loss": 2.30258, "accuracy": 0.12345, "learning_rate": 0.000123456}
@@ -110,12 +112,12 @@ def test_it_writes_to_standard_error(capsys):
 
 
 def test_a_training_goes_on_if_nobody_reads_its_output(monkeypatch):
-    class Closed(io.StringIO):
-        def write(self, text):
-            raise BrokenPipeError
-
-    monkeypatch.setattr(sys, "stderr", Closed())
+    reads, writes = os.pipe()
+    os.close(reads)
+    monkeypatch.setattr(sys, "stderr", StandardError(writes))
     drive(None, LOGS)
+    print("it is registered", file=sys.stderr, flush=True)
+    os.close(writes)
 
 
 def test_a_number_that_one_epoch_lacks_leaves_its_column_empty():
