@@ -46,8 +46,8 @@ def _print_addresses(last: str) -> None:
                 print(f"runs     {address} ({name})", flush=True)
     print("password in mlruns/up/key, as user:password", flush=True)
     print("shell    source mlruns/up/environment", flush=True)
-    if operation.removed_file().exists():
-        print(operation.removed_file().read_text(encoding="utf-8"), end="")
+    if (removed := operation.folder() / "removed").exists():
+        print(removed.read_text(encoding="utf-8"), end="", flush=True)
     print(last, flush=True)
 
 

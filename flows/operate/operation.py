@@ -5,7 +5,7 @@ database. `up` runs if its lock is held; the kernel frees the lock when the proc
 """
 
 import contextlib
-import shlex
+import re
 import signal
 import socket
 import time
@@ -34,6 +34,7 @@ END_SECONDS = 300.0
 ANSWER_SECONDS = 10.0
 TRAINING, WAITING = ("RUNNING", "CANCELLING"), ("SCHEDULED", "PENDING")
 FAILED = ("FAILED", "CRASHED")
+PREFIX = re.compile(r"^Flow run encountered an exception: \w+: ")
 
 
 def folder() -> Path:
@@ -67,27 +68,17 @@ def load() -> Operation | None:
     return records.load_or_none(Operation, config.project_root() / "mlruns" / "up" / "state.json")
 
 
-def removed_file() -> Path:
-    """Return the path of the file that lists what the last deployment of prefect.yaml removed, one per line."""
-    return folder() / "removed"
-
-
 def private_key() -> str:
     """Return the ``user:password`` of the servers. It stays the same after a restart, because a browser and a shell may
     still use it."""
     path = folder() / "key"
     if not path.exists():
-        _write_private(path, f"{make_password()}\n")
+        write_private(path, f"{make_password()}\n")
     return path.read_text(encoding="utf-8").strip()
 
 
-def write_environment(values: dict[str, str]) -> None:
-    """Write the variables with which a shell uses the servers, for `source mlruns/up/environment`."""
-    lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
-    _write_private(folder() / "environment", lines)
-
-
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only this user can read."""
     with files.replacing(path) as temporary:
         temporary.touch(0o600)
         temporary.write_text(text, encoding="utf-8")
@@ -172,7 +163,7 @@ def collect() -> dict[str, Any]:
         "training": [_flow_run(run) for run in flow_runs if run["state_type"] in TRAINING],
         "waiting": [_flow_run(run) for run in flow_runs if run["state_type"] in WAITING and run not in planned],
         "failed": [
-            {**_flow_run(run), "reason": errors.cut((run["state"] or {}).get("message") or "")}
+            {**_flow_run(run), "reason": errors.cut(PREFIX.sub("", (run["state"] or {}).get("message") or ""))}
             for run in failed
             if run["id"] not in started
         ],

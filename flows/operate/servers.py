@@ -157,16 +157,14 @@ def listen(kept: Path) -> dict[str, socket.socket]:
     ports = USUAL_PORTS
     with contextlib.suppress(OSError, ValueError):
         ports = json.loads(kept.read_text(encoding="utf-8"))
-    listening = {name: _listen_on(port) for name, port in ports.items()}
+    listening = {}
+    for name, port in ports.items():
+        try:
+            listening[name] = socket.create_server(("127.0.0.1", port))
+        except OSError:
+            listening[name] = socket.create_server(("127.0.0.1", 0))
     kept.write_text(json.dumps({name: one.getsockname()[1] for name, one in listening.items()}), encoding="utf-8")
     return listening
-
-
-def _listen_on(port: int) -> socket.socket:
-    try:
-        return socket.create_server(("127.0.0.1", port))
-    except OSError:
-        return socket.create_server(("127.0.0.1", 0))
 
 
 def _address(listening: socket.socket) -> str:

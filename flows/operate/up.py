@@ -3,6 +3,7 @@ the worker first.
 """
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -29,7 +30,6 @@ from tasks.system.network import without_secrets
 LOOK_SECONDS = 0.5
 # If one ends this often before all have answered, a restart will not help.
 MAX_FIRST_ENDS = 3
-WORKER_COMMAND = (sys.executable, "-m", "flows.operate.worker")
 
 
 class Up:
@@ -61,9 +61,11 @@ class Up:
             "PREFECT_HOME": str(prefect_home),
             "PROJECT_ROOT": str(config.project_root()),
         }
-        operation.write_environment(asked)
+        lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in asked.items())
+        operation.write_private(folder / "environment", lines)
         links = {"STRATAGEM_MLFLOW_PAGES": pages.address} if pages else {}
-        self._worker = Server("worker", WORKER_COMMAND, {**os.environ, **asked, **links}, folder / "worker.log")
+        command = (sys.executable, "-m", "flows.operate.worker")
+        self._worker = Server("worker", command, {**os.environ, **asked, **links}, folder / "worker.log")
         self._children = [one for one in (self._prefect, pages, self._worker) if one is not None]
 
     def run(self, stop: threading.Event, when_ready: Callable[[], None]) -> None:
@@ -211,17 +213,20 @@ def deploy() -> None:
     """Apply the current prefect.yaml to the running server; do nothing if `up` is not ready.
 
     Raises:
-        StratagemError: prefect.yaml cannot be deployed.
+        UserError: prefect.yaml cannot be deployed.
     """
     state = operation.load()
     if state is None or state.phase != "ready":
         return
     set_environment(debug=False)
-    asked = {"PREFECT_API_URL": f"{state.services[0].address}/api", "PREFECT_API_AUTH_STRING": operation.private_key()}
-    command = (*WORKER_COMMAND, "--only-deploy")
-    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise _error(done.stderr.strip().rpartition("\n")[2], done.returncode)
+    os.environ["PREFECT_API_URL"] = f"{state.services[0].address}/api"
+    os.environ["PREFECT_API_AUTH_STRING"] = operation.private_key()
+    from prefect.client.orchestration import get_client  # Reads these variables on import.
+
+    from flows.operate import worker
+
+    with get_client(sync_client=True) as client:
+        worker.deploy(client, config.project_root())
 
 
 def _error(said: str, code: int) -> StratagemError:

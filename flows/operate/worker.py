@@ -1,9 +1,9 @@
 """The worker that `stratagem up` keeps running: `python -m flows.operate.worker`.
 
-It first creates the work pool and the deployments of prefect.yaml (`--only-deploy` stops there), sets flow runs that an
-earlier worker left behind to CRASHED, and restarts them: a training continues from its latest checkpoint. Then it
-becomes Prefect's worker, and does the same for a flow run whose own process dies. No other worker takes runs from this
-pool, so a run without this worker has no process any more.
+It first creates the work pool and the deployments of prefect.yaml, sets flow runs that an earlier worker left behind to
+CRASHED, and restarts them: a training continues from its latest checkpoint. Then it becomes Prefect's worker, and does
+the same for a flow run whose own process dies. No other worker takes runs from this pool, so a run without this worker
+has no process any more.
 """
 
 import asyncio
@@ -18,7 +18,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
 import yaml
 from prefect.cli import app as prefect_command
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -67,18 +66,12 @@ def main() -> None:
     began = datetime.now(UTC)
     with get_client(sync_client=True) as client:
         try:
-            removed = "".join(f"{line}\n" for line in deploy(client, config.project_root()))
+            deploy(client, config.project_root())
         except UserError as error:
             print(error, file=sys.stderr)
             sys.exit(error.exit_code)
-        operation.removed_file().write_text(removed, encoding="utf-8")
-        if "--only-deploy" in sys.argv[1:]:
-            return
-        try:
-            end_unfinished(client)
-            restart_crashed(client, datetime.now(UTC), began)
-        except httpx.HTTPError as error:
-            sys.exit(f"Prefect's server does not answer: {error}")
+        end_unfinished(client)
+        restart_crashed(client, datetime.now(UTC), began)
     threading.Thread(target=_watch, args=(began,), daemon=True).start()
     os.environ["STRATAGEM_RESUMES"] = "1"  # For the flow runs, see `reporting.reported`.
     command = ["worker", "start", "--pool", POOL, "--type", "process", "--name", WORKER, "--limit", "1"]
@@ -86,9 +79,9 @@ def main() -> None:
     prefect_command()
 
 
-def deploy(client: SyncPrefectClient, root: Path) -> list[str]:
-    """Create the work pool and the deployments of prefect.yaml, delete the pool's other deployments, and return a
-    sentence about each removed deployment and schedule.
+def deploy(client: SyncPrefectClient, root: Path) -> None:
+    """Create the work pool and the deployments of prefect.yaml, delete the pool's other deployments, and write a line
+    about each removed deployment and schedule to mlruns/up/removed.
 
     The pool runs one flow run at a time, of any deployment. What the user paused on Prefect's page stays paused.
 
@@ -151,7 +144,7 @@ def deploy(client: SyncPrefectClient, root: Path) -> list[str]:
             for old in were
             if not any(_is_same(old, schedule) for schedule in kept)
         ]
-    return removed
+    (operation.folder() / "removed").write_text("".join(f"{line}\n" for line in removed), encoding="utf-8")
 
 
 def _refused(why: str) -> UserError:

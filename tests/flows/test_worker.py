@@ -78,7 +78,7 @@ def test_a_flow_run_is_restarted_once_also_if_it_dies_before_it_runs(told, has_r
 def test_what_a_worker_left_is_scheduled_before_the_next_worker_takes_a_newer_request(told, project, monkeypatch):
     server, taken = Server(Running(), 1), []
     monkeypatch.setattr(worker, "get_client", lambda sync_client: contextlib.nullcontext(server))
-    monkeypatch.setattr(worker, "deploy", lambda client, root: [])
+    monkeypatch.setattr(worker, "deploy", lambda client, root: None)
     monkeypatch.setattr(worker, "_watch", lambda began: None)
     monkeypatch.setattr(worker, "prefect_command", lambda: taken.append(server.run.state))
     monkeypatch.setattr(sys, "argv", ["worker"])
@@ -195,7 +195,7 @@ def test_status_lists_flow_runs_that_failed_before_they_became_runs(project, mon
     write_run(1, "FAILED", flow_run_id="1")
     became, never = (
         {"id": number, "name": "a-run", "state_type": "FAILED", "state_name": "Failed", "run_count": 0}
-        | {"state": {"message": "Validation failed:\n  if_changed\n"}}
+        | {"state": {"message": "Flow run encountered an exception: UserError: Validation failed:\n  if_changed\n"}}
         for number in ("1", "2")
     )
 
