@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
@@ -200,15 +201,17 @@ def read_request(model: RawModel, content_type: str, body: bytes) -> Arrays:
             return _encoded(model, _split({"columns": rows[0], "data": rows[1:]}))
         given = json.loads(body)
     except (ValueError, RecursionError, csv.Error) as error:
-        raise BadRequest(f"the body cannot be read as {kind or 'application/json'} ({error})") from None
+        read_as = "CSV" if kind == "text/csv" else "JSON"
+        advice = "Send JSON, or CSV with Content-Type: text/csv"
+        raise BadRequest(f"the body cannot be read as {read_as} ({error}). {advice}") from None
     if not isinstance(given, dict) or len(formats := [name for name in FORMATS if name in given]) != 1:
         raise BadRequest(f"the body must be a JSON object with one of {', '.join(FORMATS)}")
     values = given[formats[0]]
     if formats[0] == "dataframe_split":
         values = _split(values)
-    elif isinstance(values, list) and values and all(isinstance(row, dict) for row in values):
+    elif isinstance(values, list) and all(isinstance(row, dict) for row in values):
         values = _columns(values, model.wanted.columns or model.takes)
-    elif formats[0] == "dataframe_records" and values != []:
+    elif formats[0] == "dataframe_records":
         raise BadRequest("dataframe_records must be a list of objects")
     return _encoded(model, values)
 
@@ -220,12 +223,14 @@ def _split(values: Any) -> dict[str, list[Any]]:
     for place, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != len(names):
             raise BadRequest(f"row {place} does not have {len(names)} values, one for each column")
+    if twice := [name for name, count in Counter(map(str, names)).items() if count > 1]:
+        raise BadRequest(f"the column '{twice[0]}' appears twice")
     return {str(name): [row[place] for row in rows] for place, name in enumerate(names)}
 
 
 def _columns(rows: list[dict[str, Any]], wanted: Iterable[str]) -> dict[str, list[Any]]:
     """Return only the columns that the model takes: a thousand rows may name a million others."""
-    return {name: [row.get(name) for row in rows] for name in wanted if any(name in row for row in rows)}
+    return {name: [row.get(name) for row in rows] for name in wanted if not rows or any(name in row for row in rows)}
 
 
 def _encoded(model: RawModel, values: Any) -> Arrays:
@@ -332,9 +337,11 @@ def _as_json(told: Meaning | None, outputs: npt.NDArray[np.float32]) -> str:
 
 def _answers_as(model: RawModel, wanted: Mapping[str, str]) -> Meaning | None:
     """Return how to answer a request: as the most probable classes, or, with None, as plain numbers."""
-    top_k = wanted.get("top_k")
-    if top_k is None:
+    if other := wanted.keys() - {"top_k", "probabilities"}:
+        raise BadRequest(f"{min(other)[:20]}: no such parameter. Allowed: top_k, probabilities")
+    if not wanted:
         return None
+    top_k = wanted.get("top_k", "1")
     if re.fullmatch(r"[1-9][0-9]{0,5}", top_k) is None:
         raise BadRequest(f"top_k = '{top_k[:20]}': set the number of classes in the answer, 1 or more")
     return meaning(model.target, int(top_k), "probabilities" in wanted)

@@ -93,6 +93,7 @@ def test_rows_come_in_each_form_of_the_protocol(rows):
     table = [{"a": 1, "b": 2, "other": "x"}, {"a": "3", "b": 4.5}, {"b": 1}]
     for form in ("dataframe_records", "instances", "inputs"):
         assert asked(rows, {form: table}) == [3, 7.5, 6]
+        assert asked(rows, {form: []}) == []
     assert asked(rows, {"dataframe_split": {"columns": ["b", "a"], "data": [[2, 1], [1, None]]}}) == [3, 6]
     assert asked(rows, {"inputs": {"a": [1, 2], "b": [3, 4]}}) == [4, 6]
     assert asked(rows, {"instances": {"a": [], "b": []}}) == []
@@ -104,9 +105,9 @@ def test_rows_come_in_each_form_of_the_protocol(rows):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (b"{", r"the body cannot be read as application/json \(Expecting"),
-        (b"[" * 100_000, "the body cannot be read as application/json"),
-        (b"\xff\xfe", "the body cannot be read as application/json"),
+        (b"{", r"the body cannot be read as JSON \(Expecting .+\). Send JSON, or CSV with Content-Type: text/csv"),
+        (b"[" * 100_000, "the body cannot be read as JSON"),
+        (b"\xff\xfe", "the body cannot be read as JSON"),
         ([], "a JSON object with one of dataframe_split, dataframe_records, instances, inputs"),
         ({"inputs": [], "instances": []}, "a JSON object with one of"),
         ({"inputs": {"a": [1]}}, "these columns are missing: 'b'"),
@@ -117,6 +118,7 @@ def test_rows_come_in_each_form_of_the_protocol(rows):
         ({"dataframe_records": [[1, 2]]}, "dataframe_records must be a list of objects"),
         ({"dataframe_split": [[1, 2]]}, "dataframe_split must have the lists `columns` and `data`"),
         ({"dataframe_split": {"columns": ["a", "b"], "data": [[1, 2], [1]]}}, "row 1 does not have 2 values"),
+        ({"dataframe_split": {"columns": ["a", "b", "a"], "data": [[1, 2, 3]]}}, "the column 'a' appears twice"),
         ({"inputs": {"a": ["x"], "b": [3]}}, "column 'a', row 0: 'x' is not a number"),
         ({"inputs": {"a": [[1]], "b": [3]}}, "column 'a', row 0: a list or an object is not a single value"),
         ({"inputs": {"a": [1, {"x": 1}], "b": [3, 3]}}, "column 'a', row 1: a list or an object is not a single"),
@@ -147,6 +149,7 @@ def test_images_come_as_pixels_or_as_files(images):
     assert asked(images, {"inputs": [[[[1], [2]], [[3], [4]]]]}) == [10]
     assert asked(images, {"instances": [text, f"data:image/png;base64,{text}"]}) == [28, 28]
     assert asked(images, {"dataframe_records": [{"image": text}]}) == [28]
+    assert asked(images, {"inputs": []}) == []
     for wrong in ([[1, 2]], [[[[1], [2]]]], [[[[1], [2]], [[3], [256]]]], ["params.yaml"], [[1], [1, 2]], 7, "x", None):
         with pytest.raises(BadRequest):
             asked(images, {"inputs": wrong})
@@ -233,9 +236,10 @@ def test_answers_say_which_version_gives_them_and_what_is_no_number_is_null(rows
     assert headers[b"x-model"] == b"sums/1"
     told = ask("/invocations", json.dumps({"inputs": good}).encode(), b"top_k=1")[1]
     assert told == {"predictions": [{"prediction": 3}, None, {"prediction": 4}]}
+    assert ask("/invocations", json.dumps({"inputs": good}).encode(), b"probabilities")[1] == told
     status, answer, _ = ask("/invocations", json.dumps({"inputs": bad}).encode())
     assert (status, answer["message"], answer["expected"]) == (400, "these columns are missing: 'b'", schema(rows))
-    for wrong in (b"top_k=0", b"top_k=-1", b"top_k=" + b"9" * 5000, "top_k=²".encode()):
+    for wrong in (b"top_k=0", b"top_k=-1", b"top_k=" + b"9" * 5000, b"topk=2", "top_k=²".encode()):
         assert ask("/invocations", json.dumps({"inputs": good}).encode(), wrong)[0] == 400
     status, answer, _ = ask("/invocations", b" " * (server.MAX_BYTES + 1))
     said = "a request has at most 8,388,608 bytes: send several with fewer rows each"
