@@ -33,7 +33,7 @@ from tasks.training.callbacks import own as own_callbacks
 from tasks.training.callbacks.progress import MetricSink, ProgressBar, SendMetrics, Throughput
 from tasks.training.callbacks.saving import SaveCheckpoints
 from tasks.training.callbacks.stopping import NonFiniteLoss, ResumableEarlyStopping, StopBelowLimits, StopOnNonFinite
-from tasks.training.checkpoints import Checkpoints
+from tasks.training.checkpoints import Checkpoints, State
 from tasks.training.model_state import Arrays, assign
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ def _train(
             global_batch_size = setup.resumed_batch_size(settings.train, state, strategy.num_replicas)
         else:
             arrays = initial.load(settings, prepared, folder)
-            state = setup.first_state(settings, prepared, global_batch_size)
+            state = State(global_batch_size=global_batch_size)
         state = state.model_copy(update=_origin(settings, prepared, run))
         if strategy.num_workers > 1:
             strategy.broadcast(_in_common(settings, prepared))

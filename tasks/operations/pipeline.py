@@ -287,7 +287,10 @@ def join(recipe: config.Recipe, overrides: Sequence[str], as_run: bool = False) 
     print(f"{name} joins the cluster; its log: {processes.logs}", file=sys.stderr)
     cluster = settings.strategy.cluster
     if cluster is None or not cluster.chief_gives_work:
-        client.assist(settings, prepared, evaluates=as_run and settings.evaluates_on_all_devices)
+        # Building a model waits for all members, so each member runs all stages in the same order as the chief.
+        evaluates = as_run and settings.evaluates_on_all_devices
+        for stage in ("check", "train", *(["evaluate"] if evaluates else [])):
+            processes.call(stage, {"settings": settings.to_json(), "prepared": prepared.model_dump(mode="json")})
     processes.stand_by()
     client.stop_processes()
     print(f"{name} has finished, and so has the chief", file=sys.stderr)

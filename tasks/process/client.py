@@ -192,14 +192,6 @@ def write_report(settings: config.Settings, run: Run, seconds: dict[str, float] 
         print(f"the report could not be written: {error}; `stratagem report {run.run_id}` tries again", file=sys.stderr)
 
 
-def assist(settings: config.Settings, prepared: PreparedDataset, evaluates: bool) -> None:
-    """Run a worker that someone else started: process the requests that a chief sends to its own workers."""
-    processes = start_processes(settings)
-    # Building a model waits for all members, so each member runs all stages in the same order as the chief.
-    for stage in ("check", "train", *(["evaluate"] if evaluates else [])):
-        processes.call(stage, {"settings": settings.to_json(), **to_json({"prepared": prepared})})
-
-
 def _evaluable(settings: config.Settings) -> config.Settings:
     """Return the settings, with one device if the run's cluster is not available: a laptop can evaluate a run of eight
     machines."""

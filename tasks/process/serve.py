@@ -81,8 +81,9 @@ def _answer(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: A
 
 def _run(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: Answers, stop: threading.Event) -> Any:
     def heed_signals() -> None:
-        lifetime.set_on_signal(stop) if row.stops_gently else lifetime.raise_on_signal()
+        lifetime.set_on_signal(stop) if stops_gently else lifetime.raise_on_signal()
 
+    stops_gently = row.ends_run
     heed_signals()
     if "settings" in given:
         given["settings"] = config.parse(given["settings"])
@@ -91,6 +92,8 @@ def _run(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: Answ
         import_quietly(module)
     function = getattr(import_module(module), name)
     types = get_type_hints(function)  # Determine the records to which the JSON values are converted.
+    stops_gently = stops_gently or "stop" in types
+    heed_signals()
     arguments = {name: TypeAdapter(types[name]).validate_python(value) for name, value in given.items()}
     arguments |= {name: own for name, own in {"stop": stop, "tell": answers.write}.items() if name in types}
     if row.is_shared and given["settings"].strategy.cluster is not None:

@@ -5,7 +5,8 @@ The stage process has the environment for certain settings and serves one stage 
 process for a single request.
 
 A row names its function. mypy checks the arguments and results of callers by the function's signature, and the stage
-process converts the arguments to the records in the signature. A command's own process never imports the function,
+process converts the arguments to the records in the signature. If the function has the argument ``stop``, an event, a
+signal only sets that, and the function ends after its next step. A command's own process never imports the function,
 because that would import a framework.
 """
 
@@ -80,10 +81,8 @@ class Stage(Generic[P, Output]):
     starts_run: bool = False
     """Whether it starts or resumes a run; all members of a cluster first run ``check``."""
     ends_run: bool = False
-    """Whether it ends a run; afterwards, the rest of the run is copied to ``checkpoint.remote``."""
-    stops_gently: bool = False
-    """Whether a signal only sets the event ``stop``, an argument of the function, which then ends after its next step.
-    A function without this argument runs to its end, so that every run is ended."""
+    """Whether it ends a run: no signal stops it, and afterwards the rest of the run is copied to ``checkpoint.remote``.
+    """
     on_cpu: bool = False
     """Whether it always runs with TensorFlow on the CPU. A GPU rounds float32 to TF32, which would hide the error of a
     wrongly exported model."""
@@ -120,13 +119,13 @@ check = Stage("check", training.check, object, workers=training.check)
 measure_pace = Stage("measure_pace", step_time.measure_pace, Pace)
 start_run = Stage("start_run", tracked.start_run, Run, starts_run=True)
 resume_run = Stage("resume_run", tracked.resume_run, Run, starts_run=True)
-train = Stage("train", tracked.train, TrainingResult, workers=training.assist, stops_gently=True)
+train = Stage("train", tracked.train, TrainingResult, workers=training.assist)
 report_restarts = Stage("report_restarts", tracked.report_restarts, NoneType)
 evaluate = Stage("evaluate", tracked.evaluate, EvaluationResult, workers=evaluation.assist)
 evaluate_on_one_device = Stage("evaluate on one device", tracked.evaluate, EvaluationResult)
 register = Stage("register", tracked.register, RegisteredModel)
 write_report = Stage("write_report", tracked.write_report, NoneType)
-end_run = Stage("end_run", tracked.end_run, NoneType, stops_gently=True, ends_run=True)
+end_run = Stage("end_run", tracked.end_run, NoneType, ends_run=True)
 start_comparison = Stage("start_comparison", experiments.start_comparison, Run)
 report_comparison = Stage("report_comparison", experiments.report_comparison, Comparison)
 start_sweep = Stage("start_sweep", experiments.start_sweep, Run)
@@ -134,7 +133,7 @@ report_sweep = Stage("report_sweep", experiments.report_sweep, NoneType)
 resume_parent = Stage("resume_parent", experiments.resume_part, Run)
 start_trial = Stage("start_trial", experiments.start_trial, Run, starts_run=True)
 resume_trial = Stage("resume_trial", experiments.resume_part, Run, starts_run=True)
-end_trial = Stage("end_trial", experiments.end_trial, NoneType, stops_gently=True, ends_run=True)
+end_trial = Stage("end_trial", experiments.end_trial, NoneType, ends_run=True)
 find_version = Stage("find_version", tracked.find_version, ModelVersion, on_cpu=True)
 export = Stage("export", exporting.export, ExportedModel, on_cpu=True)
 

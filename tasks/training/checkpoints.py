@@ -27,19 +27,19 @@ log = logging.getLogger(__name__)
 
 
 class State(Record):
-    """Position and history of a training."""
+    """Position and history of a training; by default those of its first step."""
 
-    step: int
+    step: int = 0
     """Training steps done since the start of the run."""
-    epoch: int
+    epoch: int = 0
     """Epoch of the next step, from 0."""
-    step_in_epoch: int
+    step_in_epoch: int = 0
     """Finished steps of that epoch."""
     global_batch_size: int
-    seed: int
-    settings_digest: str
-    data_version: str | None
-    history: dict[str, tuple[float, ...]]
+    seed: int = 0
+    settings_digest: str = ""
+    data_version: str | None = None
+    history: dict[str, tuple[float, ...]] = {}
     """One value for each complete epoch."""
     callbacks: dict[str, dict[str, Any]] = {}
     """States of early stopping and of the user's own callbacks, by name."""

@@ -87,20 +87,6 @@ def check_last_batch(
         )
 
 
-def first_state(settings: config.Settings, prepared: PreparedDataset, global_batch_size: int) -> State:
-    """Return the state of a new training without a checkpoint."""
-    return State(
-        step=0,
-        epoch=0,
-        step_in_epoch=0,
-        global_batch_size=global_batch_size,
-        seed=settings.train.seed,
-        settings_digest=settings.digest(),
-        data_version=prepared.data_version,
-        history={},
-    )
-
-
 def find_batches(
     settings: config.Settings, prepared: PreparedDataset, strategy: Strategy, global_batch_size: int
 ) -> tuple[Batches, Batches | None]:
@@ -125,7 +111,7 @@ def build(
     Args:
         settings: ``model``, ``input.normalization``, ``optimizer``, ``schedule`` and ``train`` are read.
         data: training and validation batches of size ``state.global_batch_size``.
-        state: the state of the checkpoint to resume from, or ``first_state``.
+        state: the state of the checkpoint to resume from, or a first state.
         arrays: the arrays of that checkpoint, or of ``initial.find_weights``.
     """
     batches, validation = data
@@ -140,4 +126,4 @@ def fresh(settings: config.Settings, prepared: PreparedDataset, strategy: Strate
     """Return a training at its first step."""
     size = find_global_batch_size(settings.train, strategy.num_replicas)
     data = find_batches(settings, prepared, strategy, size)
-    return build(settings, prepared, strategy, data, first_state(settings, prepared, size), {})
+    return build(settings, prepared, strategy, data, State(global_batch_size=size), {})
