@@ -14,10 +14,9 @@ import socket
 import threading
 import time
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
-from queue import Empty, SimpleQueue
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
@@ -62,31 +61,26 @@ class RequestBatcher:
     cores."""
 
     def __init__(self) -> None:
-        self._waiting: SimpleQueue[tuple[RawModel, Arrays, Future[npt.NDArray[np.float32]]]] = SimpleQueue()
-        threading.Thread(target=self._compute, daemon=True).start()
+        self._waiting: deque[tuple[RawModel, Arrays, Future[npt.NDArray[np.float32]]]] = deque()
+        self._thread = ThreadPoolExecutor(1)
 
     def outputs(self, model: RawModel, features: Arrays) -> "Future[npt.NDArray[np.float32]]":
         """Return a future for a model's outputs."""
         future: Future[npt.NDArray[np.float32]] = Future()
-        self._waiting.put((model, features, future))
+        self._waiting.append((model, features, future))
+        self._thread.submit(self._compute)
         return future
 
     def _compute(self) -> None:
-        kept = None
-        while True:
-            model, features, future = kept or self._waiting.get()
-            kept, together, count = None, [(features, future)], _count(features)
-            while count < MOST_AT_ONCE:
-                try:
-                    other, more, waiting = self._waiting.get_nowait()
-                except Empty:
-                    break
-                if other is not model:  # The alias has moved between them.
-                    kept = (other, more, waiting)
-                    break
-                together.append((more, waiting))
-                count += _count(more)
-            self._answer(model, together)
+        if not self._waiting:
+            return  # An earlier call has computed it.
+        model, together, count = self._waiting[0][0], [], 0
+        # The alias may have moved between two requests.
+        while self._waiting and self._waiting[0][0] is model and count < MOST_AT_ONCE:
+            _, features, future = self._waiting.popleft()
+            together.append((features, future))
+            count += _count(features)
+        self._answer(model, together)
 
     def _answer(self, model: RawModel, together: list[tuple[Arrays, "Future[npt.NDArray[np.float32]]"]]) -> None:
         try:
