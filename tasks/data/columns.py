@@ -54,8 +54,8 @@ EXACT = 2**53
 WHOLE_NUMBER = re.compile(r"[+-]?\d+(\.0+)?")
 MAX_FOLDERS = 20
 """If image paths lead to more places next to the table, DVC tracks the whole folder of the table."""
+SUM = re.compile(r"(grand |sub)?totals?:?|sum|summe|(ins)?gesamt|total(e|es)?|合[计計]|总计", re.IGNORECASE)
 ROLES = ("split_column", "group", "time", "weight")
-VALIDATION = 0.1
 
 
 def checked(dataset: config.Table, file: TableFile) -> config.Table:
@@ -78,7 +78,7 @@ def checked(dataset: config.Table, file: TableFile) -> config.Table:
     _check_roles(dataset, file)
     if dataset.validation is None and dataset.split_column is None and (dataset.group or dataset.time):
         # A later draw from the training rows would share groups with them and would not be newer.
-        return dataset.model_copy(update={"validation": VALIDATION})
+        return dataset.model_copy(update={"validation": 0.1})
     return dataset
 
 
@@ -188,6 +188,12 @@ def fill_in(dataset: config.Table, file: TableFile) -> tuple[config.Table, list[
                 f"at least 2 rows of each: --set dataset.task=classification (dataset.source = '{dataset.source}')"
             )
         notes.append(f"'{targets[0].name}': {why}")
+    notes += [
+        f"'{text}' at the end of '{one.name}' may be a sum of the other rows: remove its row if it is one"
+        for one in looked.values()
+        for text in one.told[-5:]
+        if SUM.fullmatch(str(text))
+    ]
     for name in (*(dataset.target if task == "classification" else ()), *categories):
         notes += notes_on_categories(looked[name], dataset)
     unseen: dict[str, config.TableColumn] = {}

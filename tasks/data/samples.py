@@ -1,6 +1,7 @@
 """The first values of each column of a table: remarks on how they are written, and questions if two readings fit."""
 
 import json
+import operator
 import re
 import shlex
 import unicodedata
@@ -26,7 +27,9 @@ MOST_HEADER_ROWS = 4
 NEGATIVE = r"[\d%]\s*[-)]\s*$"
 """A number with a trailing minus, or in parentheses."""
 TRUTHS = {"1": "true", "0": "false", "t": "true", "f": "false", "y": "yes", "n": "no"}
-WITH_UNIT = re.compile(rf"{cells.CURRENCY}?[+-]?\d+(?:[.,\s]\d+)*\s*((?:sq\.? |°)?[^\W\d_]+(?:/[^\W\d_]+)?\.?|°)")
+WITH_UNIT = re.compile(
+    rf"{cells.CURRENCY}?[+-]?\d+(?:[.,\s]\d+)*\s*((?:sq\.? |°)?(?:[^\W\d_]|[$€£])+(?:/[^\W\d_]+)?\.?|°)"
+)
 LIKE_NUMBERS = re.compile(r"(?:\W*\d[^\W\d]{0,4})+(?:\W+[A-Z])?\W*")
 """Words such as ``<0.5``, ``10-20``, ``2h 5m`` and ``48°12'N``."""
 MAX_CLASSES = 20
@@ -142,9 +145,9 @@ def _without_unit(sample: Sample) -> Sample:
     """Return a sample in which the unit that all numbers have is not part of them."""
     first = WITH_UNIT.fullmatch(str(sample.told[0])) if sample.told else None
     if first and not re.fullmatch(cells.CURRENCY, first[1]):
-        rest = [str(value).removesuffix(first[1]) for value in sample.told if str(value).endswith(first[1])]
-        found = replace(sample, told=[text.strip() for text in rest], unit=first[1])
-        if len(rest) == len(sample.told) and (found.are_numbers() or replace(found, decimal=",").are_numbers()):
+        found = replace(sample, told=cells.without_unit(sample.told, first[1]), unit=first[1])
+        all_have = all(map(operator.ne, found.told, sample.told))
+        if all_have and (found.are_numbers() or replace(found, decimal=",").are_numbers()):
             return found
     return sample
 

@@ -5,7 +5,6 @@ import contextlib
 import csv
 import re
 import statistics
-import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -18,7 +17,7 @@ import pandas as pd
 
 from tasks import config
 from tasks.data.encoding.cells import MISSING_TEXTS, NO_NUMBER, Values, Wanted, open_parquet, spelled, values_of
-from tasks.data.encoding.inputs import codec_of, names_of, noted, parsed_json, skips_spaces
+from tasks.data.encoding.inputs import DELIMITERS, codec_of, names_of, noted, parsed_json, skips_spaces
 from tasks.system import background
 from tasks.system.errors import UserError, cut, listed
 from tasks.system.files import is_encoding
@@ -37,7 +36,6 @@ LINES_LOOKED_AT, LINES_ABOVE = 50, 20
 EXCEL_DELIMITER = re.compile(r"\"?sep=(.)\"?", re.IGNORECASE)
 NUMBER = re.compile(r"\s*[+-]?\d+([.]\d+)?\s*")
 YEAR = re.compile(r"(19|20)\d\d")
-DELIMITERS = (";", "\t", "|", ",")
 NO_CSV = re.compile(rb'\A(?:PK\x03\x04|\xd0\xcf\x11\xe0|\x1f\x8b|\s*(?:<[!?a-z]|\[\s*[\[{]|\{\s*"))', re.IGNORECASE)
 """The start of Excel's workbooks, archives, HTML, XML and JSON, which may be called .csv."""
 Chunk = dict[str, Values]
@@ -127,11 +125,6 @@ class TableFile:
             self.has_row_names = len(names) > len(first) and names[: len(first)] != names_of(first, [])
         if any("\0" in name for name in names):
             raise UnicodeError  # UTF-16 without its mark.
-        # A description may have a name in another Unicode form than the header has now.
-        roles = [getattr(self._dataset, role) for role in ("split_column", "group", "time", "weight")]
-        given = [*self._dataset.target, *(self._dataset.columns or {}), *self._dataset.metadata, *filter(None, roles)]
-        spelled = {unicodedata.normalize("NFC", name): name for name in given}
-        names = [spelled.get(name, name) for name in names]
         self.header_below = [dict(zip(names, row, strict=False)) for row in below]
         return names
 
@@ -411,7 +404,7 @@ def _delimiter(lines: Sequence[str]) -> str:
     for line in lines:
         widths = {one: len(next(csv.reader([line], delimiter=one), [])) for one in DELIMITERS}
         if max(widths.values()) > 1 and not line.startswith("#"):
-            return max(DELIMITERS, key=widths.__getitem__)
+            return max(reversed(DELIMITERS), key=widths.__getitem__)
     return ","
 
 

@@ -96,6 +96,7 @@ WRITTEN = [
     (["7 209,41 руб.", "1\u00a0209,5\u00a0руб", "90 руб."], [7209.41, 1209.5, 90], "numbers with руб"),
     (["3 456 Ft", "12 345 Ft", "90 Ft"], [3456, 12345, 90], "numbers with Ft"),
     (["1.200,50 TL", "90,25 TL", "7 TL"], [1200.5, 90.25, 7], "numbers with TL"),
+    (["1.5 €/m²", "7.5 €/m²", "9 €/m²"], [1.5, 7.5, 9], "numbers with €/m²"),
     (["90.5 km/h", "-7 km/h", "1,200km/h "], [90.5, -7, 1200], "numbers with km/h"),
     (["90,5平米", "7平米", "1.200,25平米"], [90.5, 7, 1200.25], "numbers with 平米"),
     (["$45k", "$7k", "n.a.", "$90.5k"], [45, 7, 90.5], "numbers with k; numbers with $; 10 of 40 are 'n.a.'"),
@@ -482,9 +483,9 @@ def test_the_unit_of_a_target_a_weight_and_metadata_is_read():
         cells.numbers(["7 kg", "7 lb"], "own", ".", "kg")
 
 
-@pytest.mark.parametrize("other", ["Varies", "null kg"])
+@pytest.mark.parametrize("other", ["Varies", "null kg", "7", "- kg"])
 def test_most_numbers_with_a_unit_are_enough_to_say_so(other):
-    _, said = guess(csv_of(own=[other if row % 6 == 0 else f"{row + 0.5} kg" for row in range(40)]))
+    _, said = guess(csv_of(own=[other if row % 6 == 1 else f"{row + 0.5} kg" for row in range(40)]))
     assert "words, because the numbers have 'kg' after them" in said
 
 
@@ -529,6 +530,12 @@ def test_codes_stay_as_they_are_written(texts, later, monkeypatch):
     features = {name: one.model_dump() for name, one in prepared.features.items() if name == "category"}
     served = Encoder(features, {"category": vocabulary}).encode({"own": texts})["category"][:, 0]
     assert [vocabulary[0][place - 2] for place in served] == texts
+
+
+def test_a_sum_below_the_rows_is_pointed_out():
+    said = guess(csv_of(region=[f"Region {row}" for row in range(39)] + ["TOTAL"]))[1]
+    assert "'TOTAL' at the end of 'region' may be a sum of the other rows: remove its row if it is one" in said
+    assert "may be a sum" not in guess(csv_of(region=["Total"] + [f"Region {row}" for row in range(39)]))[1]
 
 
 def test_a_table_with_many_columns_takes_a_few_lines():

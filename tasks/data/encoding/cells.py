@@ -248,7 +248,7 @@ def numbers(values: Values, column: str, decimal: str = ".", unit: str | None = 
         found = values.astype(np.float64)
     else:
         if unit:
-            values = [one.strip().removesuffix(unit) if isinstance(one, str) else one for one in values]
+            values = without_unit(values, unit)
         try:  # Most columns are as a program writes them, which takes a tenth of the time.
             plain = [np.nan if value in NO_VALUE else value for value in values]
             if decimal != "." or "_" in "".join(map(str, values)):
@@ -262,6 +262,12 @@ def numbers(values: Values, column: str, decimal: str = ".", unit: str | None = 
         row = int(beyond.argmax())
         raise BadValue(column, row, values[row], "does not fit in float32")
     return found
+
+
+def without_unit(values: Sequence[Any], unit: str) -> list[Any]:
+    """Return values without the unit that follows a number."""
+    numbers_with = re.compile(rf"(.*\d)\s*{re.escape(unit)}\s*")
+    return [found[1] if isinstance(one, str) and (found := numbers_with.fullmatch(one)) else one for one in values]
 
 
 def truth(value: Any) -> Any:

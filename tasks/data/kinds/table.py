@@ -39,13 +39,8 @@ AHEAD = 4
 """The most blocks that are encoded while one is written, on any number of cores, because each needs memory."""
 IMAGES_AT_ONCE = 4
 """The number of images that a thread decodes before it takes the next ones."""
-WANTED: dict[str, Wanted] = {
-    "number": "number",
-    "datetime": "text",
-    "category": "repeated",
-    "text": "text",
-    "image": "text",
-}
+TEXTS: dict[str, Wanted] = dict.fromkeys(("datetime", "text", "image"), "text")
+WANTED: dict[str, Wanted] = {"number": "number", "category": "repeated"} | TEXTS
 ROLES: dict[str, Wanted] = {"weight": "number", "group": "repeated", "time": "text", "split_column": "repeated"}
 BETWEEN_QUOTES = re.compile(r"(?<=['\"])\s+(?=['\"])")
 """The gaps in NumPy's lists, which have no commas: Python would join the strings around them."""
@@ -171,7 +166,15 @@ class ScannedTable:
         self.empty = self._empty_rows()
         self.usable &= ~self.empty
         for name, how in strict.items():
-            self._use_missing(name, how)
+            missing = self.is_missing(name, self.columns[name]) & ~self.empty
+            if how == "drop":
+                self.usable &= ~missing
+            elif missing.any():
+                raise UserError(
+                    f"dataset.columns.{name}.missing = 'stop': {int(missing.sum()):,} of {len(missing):,} values are "
+                    f"missing, the first in row {int(missing.argmax()) + 1}. Fix them, or set missing: fill or drop "
+                    f"(dataset.source = '{dataset.source}')"
+                )
         self.broken: dict[str, str] = {}
         self.sizes: dict[str, npt.NDArray[np.int32]] = {}
         self.shapes = self._look_at_images(images)
@@ -263,18 +266,6 @@ class ScannedTable:
                 file=sys.stderr,
             )
         return empty
-
-    def _use_missing(self, name: str, how: str) -> None:
-        """Refuse or leave out rows with a missing value that has no replacement."""
-        missing = self.is_missing(name, self.columns[name]) & ~self.empty
-        if how == "drop":
-            self.usable &= ~missing
-        elif missing.any():
-            raise UserError(
-                f"dataset.columns.{name}.missing = 'stop': {int(missing.sum()):,} of {len(missing):,} values are "
-                f"missing, the first in row {int(missing.argmax()) + 1}. Fix them, or set missing: fill or drop "
-                f"(dataset.source = '{self.dataset.source}')"
-            )
 
     def _look_at_images(self, names: Sequence[str]) -> dict[str, tuple[int, int, int]]:
         """Return height, width and channels of each column of images; leave out the rows of broken ones."""
