@@ -308,7 +308,7 @@ def _note(rows: Sequence[ComparisonRow], num_cores: int) -> str | None:
     loads = [repeat.load for row in rows for repeat in row.repeats]
     if loads and max(loads) > BUSY_SHARE * num_cores:
         said.append(
-            f"Other programs kept {min(loads):.1f} to {max(loads):.1f} of {cores} busy during the measurement: "
-            "repeat it on a quiet machine."
+            f"Other programs kept up to {max(loads):.1f} of {cores} busy during the measurement: repeat it on a quiet "
+            "machine."
         )
     return " ".join(said) or None

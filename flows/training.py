@@ -120,7 +120,7 @@ def run_pipeline(
             outcome.save(run, summary)
         notifications.tell_result(summary, run.name)
         rows = summary_rows(summary, trained.restarts) | {
-            "git commit": f"{summary.git_commit}{' with changes' if summary.git_dirty else ''}",
+            "git commit": summary.commit,
             "experiment": run.experiment,
             "report": reporting.report_link(run) or f"{run.folder}/report/report.html",
         }

@@ -19,6 +19,11 @@ class Lineage(Record):
     """Stratagem's version if the project contains none of its code. The commit is then that of the settings and the
     user's code, and the code digest that of the package."""
 
+    @property
+    def commit(self) -> str:
+        """The commit for people."""
+        return f"{self.git_commit or 'none'}{' with uncommitted changes' if self.git_commit and self.git_dirty else ''}"
+
 
 class Changed(Record):
     """A difference from a step on, because a command resumed the training with another value."""

@@ -111,7 +111,7 @@ def _table(columns: Mapping[str, Callable[[ComparisonRow], str]], rows: Sequence
 
 def comparison_remarks(comparison: Comparison) -> list[str]:
     """Return the remarks under a comparison's table: failures with reasons, omissions and caveats."""
-    rows, rounds = comparison.rows, comparison.rounds
+    rows = comparison.rows
     failed: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.reason is not None:
@@ -119,17 +119,6 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
     remarks = [f"{kind}, {' and '.join(loops)}: {reason}" for (kind, reason), loops in failed.items()]
     remarks += [f"{row.name}: a later round: {why}" for row in rows for why in row.failures]
     remarks += [f"{row.name}: restarted: {why}" for row in rows for why in row.restarts]
-    if rounds == 1 and any(row.speed_up is not None for row in rows):
-        remarks.append("Each row was measured once, so a speed-up may be chance: use --repeats 2 or more.")
-    speeds = "; ".join(
-        f"{row.name}: {row.speed_up_range[0]:.2f} to {row.speed_up_range[1]:.2f}"
-        for row in rows
-        if row.speed_up_range is not None
-    )
-    if speeds and rounds > 1:
-        remarks.append(
-            f"Speed-up in {rounds} rounds: {speeds}. ~1 means that the range includes 1: no difference was measured."
-        )
     remarks += [f"left out: {pair}" for pair in comparison.left_out]
     return [*remarks, comparison.note] if comparison.note else remarks
 
@@ -279,12 +268,15 @@ def _sentence_of(row: ComparisonRow, base: ComparisonRow, comparison: Comparison
             f"{against}: measure more rounds (--repeats) on a quieter machine."
         )
     if span is None:
-        told = f"{name} was measured once, at {row.speed_up:.2f} times the speed of {against}, which may be chance"
+        told = (
+            f"{name} was measured once, at {row.speed_up:.2f} times the speed of {against}, which may be chance: use "
+            "--repeats 2 or more"
+        )
     elif not row.differs:
         told = f"{name} is as fast as {against}: the rounds measured {span[0]:.2f} to {span[1]:.2f} times its speed"
     else:
         word = "faster" if (row.speed_up or 0) > 1 else "slower"
-        told = f"{name} is {word} than {against}: {row.speed_up:.2f} times its speed"
+        told = f"{name} is {word} than {against}: {row.speed_up:.2f} times its speed ({span[0]:.2f} to {span[1]:.2f})"
     return f"{told}. {_reason_for(row, base, comparison)}"
 
 

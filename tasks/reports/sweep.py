@@ -11,6 +11,7 @@ from tasks.records import Sweep, Trial
 from tasks.reports import charts
 from tasks.reports.blocks import Block, Figure, ReportSection, TableBlock, Text, as_markdown, facts, write
 from tasks.reports.charts import Chart, Series
+from tasks.reports.tables import summary_rows
 from tasks.system import units
 
 MOST_TRIALS = 20
@@ -118,18 +119,13 @@ def _outcome(sweep: Sweep) -> ReportSection:
             "measured on the test split, which no trial used."
         )
         blocks.append(Text(told))
-        model = f"{final.model_version} {' '.join(f'@{one}' for one in final.aliases)}"
         given = {**sweep.plan.space["set"], **best.params}
         changed = {key: v for key, v in sweep.best_settings.items() if key not in given or given[key] != v}
         blocks.append(
             facts(
                 {
-                    **{name: units.metric(value) for name, value in final.metrics.items()},
-                    "trained": f"{units.count(final.epochs, 'epoch')}, {units.count(final.steps, 'step')}",
+                    **summary_rows(final),
                     "what differs": ", ".join(f"{k}={text_of(v)}" for k, v in changed.items()),
-                    "model": model if final.model_version else f"not registered: {final.reason}",
-                    "champion": final.judgement.told if final.judgement else "-",
-                    "run": final.run_id,
                     "report": f"mlruns/runs/{final.run_id}/report/report.html",
                 },
                 title="The model",

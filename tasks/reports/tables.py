@@ -136,7 +136,7 @@ def run_rows(
         "model": run.model,
         "strategy": f"{run.strategy}, loop {run.loop}",
         "seed": str(run.settings["train"]["seed"]),
-        "git commit": f"{lineage.git_commit or 'none'}{' with uncommitted changes' if lineage.git_dirty else ''}",
+        "git commit": lineage.commit,
         "code": f"{lineage.code_digest}{package}",
         "settings": lineage.settings_digest,
         "host": run.host,

@@ -23,7 +23,7 @@ from flows.pairs import LOOPS, plan
 from tasks import config, records
 from tasks.operations import preconditions
 from tasks.records import Comparison, ComparisonRow, Repeat, StepTime, TrainingResult
-from tasks.reports.comparison import comparison_remarks, figures_table
+from tasks.reports.comparison import comparison_remarks, figures_table, findings
 from tasks.system.errors import UserError
 from tests.tasks.written_runs import PREPARED
 
@@ -287,14 +287,13 @@ def test_a_row_is_the_median_of_its_rounds_and_is_held_against_those_of_one_devi
     shown = [dict(zip(table.header, texts, strict=True)) for texts in table.rows]
     assert [texts["speed-up"] for texts in shown] == ["1.00", "1.20", "~1", "0.80"]
     assert [texts["efficiency"] for texts in shown] == ["100%", "60%", "~50%", "40%"]
-    (spread,) = [said for said in comparison_remarks(made) if said.startswith("Speed-up in 3 rounds")]
-    assert "data_parallel, fit: 0.90 to 1.10" in spread
+    assert "data_parallel, fit is as fast as one_device: the rounds measured 0.90 to 1.10" in findings(made)[1]
 
 
 def test_what_was_measured_once_is_no_gain(any_machine):
     made = summarised(row("one_device", "fit", 100), row("mirrored", "fit", 193, devices=2))
     assert not made.rows[1].differs
-    assert any("measured once" in said for said in comparison_remarks(made))
+    assert "measured once, at 1.93 times the speed of one_device, which may be chance: use" in findings(made)[0]
 
 
 def test_a_table_does_not_contradict_itself(any_machine, machine_with_cores):
@@ -303,7 +302,7 @@ def test_a_table_does_not_contradict_itself(any_machine, machine_with_cores):
     gained = summarised(row("one_device", "fit", 100, 100), row("mirrored", "fit", 200, 193, devices=2, load=1.5))
     assert "expect no speed-up" not in gained.note
     assert "more devices cannot explain a faster row" in gained.note
-    assert "Other programs kept 0.0 to 1.5 of 2 processor cores busy" in gained.note
+    assert "Other programs kept up to 1.5 of 2 processor cores busy" in gained.note
     quiet = summarised(row("one_device", "fit", 100, 100), row("mirrored", "fit", 130, 90, devices=2, load=0.1))
     assert "expect no speed-up" in quiet.note
     assert "Other programs" not in quiet.note

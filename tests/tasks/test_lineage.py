@@ -72,6 +72,8 @@ def test_no_usable_git_checkout_is_recorded_as_such(project: Path, broken: bool)
         (project / ".git").write_text("gitdir: /nowhere/at/all\n")
     traced = lineage.collect(config.load(), None)
     assert (traced.git_commit, traced.git_dirty) == (None, None)
+    changed = [traced.model_copy(update={"git_commit": one, "git_dirty": True}) for one in (None, "c0")]
+    assert [one.commit for one in changed] == ["none", "c0 with uncommitted changes"], "a project without a commit"
     assert len(traced.code_digest) == 64
 
 

@@ -217,8 +217,6 @@ def test_a_comparison_as_a_page(tmp_path):
         "| tpu | fit | - | - | - | - | - | - | - | - | - |\n\n"
         'tpu, custom and fit: no TPU, "nowhere"\n\n'
         "model_parallel, fit: restarted: worker 1 died (SIGKILL)\n\n"
-        "Speed-up in 2 rounds: model_parallel, fit: 0.45 to 0.55. ~1 means that the range includes 1: no difference "
-        "was measured.\n\n"
         "left out: mlp with fit: none\n\n"
         "2 devices share 2 cores.\n\n"
     ) in page.read_text()
