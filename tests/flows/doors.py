@@ -32,7 +32,8 @@ def assert_shut(address: str, path: str, key: str, body: dict[str, object]) -> N
         assert requests.post(url, json=body, auth=given, timeout=60).status_code == 401
     for headers in ({}, {"Origin": address}, {"Host": f"localhost:{port}"}):
         assert requests.post(url, json=body, auth=auth, headers=headers, timeout=60).status_code == 200, headers
-    for host in ("attacker.example", f"attacker.example:{port}", socket.gethostname()):
+    others = ("attacker.example", f"attacker.example:{port}", f"127.0.0.1:{port}@own.example", "127.0.0.1:attacker")
+    for host in (*others, socket.gethostname()):
         for place in (url, f"{address}/", f"{address}/health", f"{address}/api/health", f"{address}/version"):
             assert requests.get(place, auth=auth, headers={"Host": host}, timeout=60).status_code == 403, place
         assert requests.post(url, json=body, auth=auth, headers={"Host": host}, timeout=60).status_code == 403

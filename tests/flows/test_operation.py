@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import stat
 import uuid
 from collections.abc import Callable, Iterator
@@ -453,6 +454,8 @@ def test_up_that_is_killed_leaves_no_process_and_the_next_one_goes_on(operated):
     wait("the pause", lambda: requests.patch(schedule, json={"active": False}, auth=auth, timeout=60).ok)
     flow_run = operated.submit(**{"train.epochs": 100_000, "train.seed": 2})
     wait("its first checkpoint", lambda: operated.trains(flow_run))
+    newer = operated.submit(**{"train.seed": 4})
+    operated.asked.remove(newer)
     family = operated.family()
     addresses = [one.address for one in operated.state().services]
     temporary = operated.project / "mlruns" / "up" / "tmp"
@@ -465,6 +468,8 @@ def test_up_that_is_killed_leaves_no_process_and_the_next_one_goes_on(operated):
     assert [one.address for one in operated.state().services] == addresses
     assert not (temporary / "prefect-workspace-attempt-1").exists()
     wait("the training", lambda: operated.flow_run(flow_run)["run_count"] == 2 and operated.trains(flow_run))
+    assert operated.flow_run(newer)["run_count"] == 0, "it waits"
+    operated.ask(f"flow_runs/{newer}/set_state", {"state": {"type": "CANCELLED"}, "force": True})
     (again,) = operated.ask("deployments/filter", {"deployments": {"name": {"any_": ["nightly"]}}})
     assert [one["active"] for one in again["schedules"]] == [False], "paused on the page"
 
@@ -486,3 +491,6 @@ def test_down_lets_a_training_save_its_step_and_leaves_no_process(operated):
     ended = json.loads((operated.project / "mlruns" / "runs" / run / "status.json").read_text())
     assert ended["status"] == "KILLED", "the next `up` takes it up"
     assert " is saved. " in ended["reason"]
+    with contextlib.closing(sqlite3.connect(operated.project / "mlruns/up/prefect/prefect.db")) as database:
+        query = "SELECT state_name FROM flow_run WHERE id = ?"
+        assert database.execute(query, (flow_run,)).fetchall() == [("Crashed",)], "the server ended after the worker"
