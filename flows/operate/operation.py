@@ -125,11 +125,11 @@ def collect() -> dict[str, Any]:
     """Return what runs: `well` (whether everything runs), the services, the deployments with their next run, the flow
     runs that train and wait, those of the last 24 hours that failed before they became runs, the progress and results
     of runs, and the last notice if it was lost."""
-    state = load()
     up = is_held()
+    state = load() if up else None
     services = []
     for one in state.services if state else ():
-        runs = up and find_process(one.pid, one.created) is not None
+        runs = find_process(one.pid, one.created) is not None
         answers = runs and servers.server_answers(one.name, one.address, ANSWER_SECONDS)
         told = one.model_dump(include={"name", "pid", "since", "restarts", "last_end", "address", "log"})
         services.append({**told, "runs": runs, "answers": answers})
@@ -146,10 +146,10 @@ def collect() -> dict[str, Any]:
     nexts = {run["deployment_id"]: run["expected_start_time"] for run in reversed(planned)}
     return {
         "up": up,
-        "well": state is not None and up and state.phase == "ready" and all(one["answers"] for one in services),
-        "phase": state.phase if state and up else None,
-        "pid": state.pid if state and up else None,
-        "since": state.since if state and up else None,
+        "well": state is not None and state.phase == "ready" and all(one["answers"] for one in services),
+        "phase": state.phase if state else None,
+        "pid": state.pid if state else None,
+        "since": records.at(state.created) if state else None,
         "services": services,
         "deployments": [
             {

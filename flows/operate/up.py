@@ -36,7 +36,7 @@ class Up:
     """The three programs of one project; its process holds the lock of mlruns/up."""
 
     def __init__(self) -> None:
-        folder, self._since = operation.folder(), records.now()
+        folder = operation.folder()
         self._phase: Literal["starting", "ready", "ending"] = "starting"
         if before := operation.load():  # Of an `up` that was killed: its guards end by themselves.
             left = [found for one in before.services if (found := find_process(one.pid, one.created)) is not None]
@@ -87,9 +87,7 @@ class Up:
         finally:
             self._phase = "ending"
             self._save()
-            for child in reversed(
-                self._children
-            ):  # The worker first, so that its trainings can still report their end.
+            for child in reversed(self._children):  # The worker first: its trainings still report their end.
                 child.close()
             for listening in self._listening.values():
                 listening.close()
@@ -125,7 +123,6 @@ class Up:
             pid=os.getpid(),
             created=psutil.Process().create_time(),
             host=socket.gethostname(),
-            since=self._since,
             phase=self._phase,
             services=tuple(child.state() for child in self._children),
         )

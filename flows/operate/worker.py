@@ -32,7 +32,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound, TerminationSignal
-from prefect.states import Cancelled, Crashed, Scheduled, exception_to_crashed_state
+from prefect.states import Cancelled, Crashed, Failed, Scheduled, exception_to_crashed_state
 from prefect.workers.process import ProcessWorker
 
 from flows.operate import notifications, operation, reconciliation
@@ -50,6 +50,7 @@ WORKER_ENDED = "its worker ended"
 SIGTERMED = asyncio.run(exception_to_crashed_state(TerminationSignal(signal.SIGTERM))).message
 # How long a flow run of the worker before may take to save its step and report its SIGTERM.
 ENDING = timedelta(minutes=1)
+CRASHED_TWICE = "CrashedTwice"
 # Labels of a flow run on Prefect's server: the number of crashes, and the state about which a notice was sent.
 CRASHES, TOLD = "stratagem.crashes", "stratagem.told"
 # With these a flow run could run any program, or allow itself what STRATAGEM_OWN_CODE forbids.
@@ -191,7 +192,7 @@ def end_unfinished(client: SyncPrefectClient) -> None:
 
 
 def restart_crashed(client: SyncPrefectClient, before: datetime, began: datetime) -> None:
-    """Restart flow runs that crashed up to ``before``; report those that have crashed ``MAX_CRASHES`` times.
+    """Restart flow runs that crashed up to ``before``; fail and report those that have crashed ``MAX_CRASHES`` times.
 
     Args:
         client: talks to Prefect's server.
@@ -210,7 +211,9 @@ def restart_crashed(client: SyncPrefectClient, before: datetime, began: datetime
                 f"{why}\n\nIt has crashed {crashes} times. `Retry` on Prefect's page, or `prefect flow-run retry "
                 f"{run.id}`, continues from its latest checkpoint, if there is one."
             )
-            _tell_failure(client, run, reason)
+            notifications.tell_failure(run.name, str(run.id), run.run_count, reason)
+            failed: State[Any] = Failed(name=CRASHED_TWICE, message=reason)  # Its page shows the reason, too.
+            client.set_flow_run_state(run.id, failed, force=True)
             continue
         # Keep its original time, so that it comes before newer requests.
         when = run.expected_start_time or datetime.now(UTC)
@@ -222,18 +225,15 @@ def restart_crashed(client: SyncPrefectClient, before: datetime, began: datetime
 
 
 def report_rejected(client: SyncPrefectClient) -> None:
-    """Report the flow runs that Prefect itself failed before they ran, for example because of a wrong parameter."""
+    """Report, once and on their day, the flow runs that Prefect itself failed before they ran, for example because of a
+    wrong parameter."""
     for run in _in_pool(client, StateType.FAILED):
-        if run.run_count == 0:
-            _tell_failure(client, run, (run.state and run.state.message) or "Prefect did not start it")
-
-
-def _tell_failure(client: SyncPrefectClient, run: FlowRun, reason: str) -> None:
-    """Send a notice that a flow run failed, once, and only on the day on which it did."""
-    told = run.labels.get(TOLD) == str(run.state_id)
-    if run.state is not None and run.state.timestamp > datetime.now(UTC) - TOLD_WITHIN and not told:
-        notifications.tell_failure(run.name, str(run.id), run.run_count, reason)
-        client.update_flow_run_labels(run.id, {TOLD: str(run.state_id)})
+        if run.run_count or run.state is None or run.state.name == CRASHED_TWICE:
+            continue
+        told = run.labels.get(TOLD) == str(run.state_id)
+        if not told and run.state.timestamp > datetime.now(UTC) - TOLD_WITHIN:
+            notifications.tell_failure(run.name, str(run.id), 0, run.state.message or "Prefect did not start it")
+            client.update_flow_run_labels(run.id, {TOLD: str(run.state_id)})
 
 
 def _watch(began: datetime) -> None:

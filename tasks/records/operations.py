@@ -109,7 +109,6 @@ class Operation(Record):
     pid: int
     created: float
     host: str
-    since: str
     phase: Literal["starting", "ready", "ending"]
     services: tuple[ServiceState, ...] = ()
 

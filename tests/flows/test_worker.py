@@ -65,8 +65,10 @@ def test_a_flow_run_is_restarted_once_also_if_it_dies_before_it_runs(told, has_r
         assert server.run.state.is_crashed(), "Prefect may report the crash once more"
         for _ in range(2):
             worker.restart_crashed(server, datetime.now(UTC), NOW)
-        assert server.run.state.is_scheduled() == (start == 1)
+        assert server.run.state.type == (StateType.SCHEDULED if start == 1 else StateType.FAILED)
+        worker.report_rejected(server)
     (restarted, how), (failed, reason) = told
+    assert server.run.state.message in reason
     assert (restarted, failed) == ("a-training restarts after a crash", "a-training failed")
     assert ("continues from its latest checkpoint" in how) == has_run
     assert (
@@ -191,7 +193,7 @@ def test_a_prefect_yaml_that_prefect_refuses_is_one_message(monkeypatch, tmp_pat
 
 def test_status_lists_flow_runs_that_failed_before_they_became_runs(project, monkeypatch, capsys):
     service = ServiceState(name="prefect", pid=os.getpid(), created=0, since="", address="http://127.0.0.1:9")
-    state = Operation(pid=1, created=0, host="here", since=NOW.isoformat(), phase="ready", services=(service,))
+    state = Operation(pid=1, created=0, host="here", phase="ready", services=(service,))
     write_run(1, "FAILED", flow_run_id="1")
     became, never = (
         {"id": number, "name": "a-run", "state_type": "FAILED", "state_name": "Failed", "run_count": 0}
