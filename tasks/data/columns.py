@@ -4,9 +4,9 @@ import math
 import os
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from tasks.system.errors import UserError, listed, one_of, shown
 
 WORDS_OF_A_TEXT = 3
 MOST_NAMES = 30
-"""At most so many names of columns of a kind are printed, besides those with a remark."""
+"""At most so many names of columns of a kind and with the same remark are printed."""
 UNSPACED_CHARACTER = re.compile(f"[{cells.UNSPACED}]")
 FEWEST = 10
 """The fewest rows in which distinct values suggest an identifier."""
@@ -283,7 +283,7 @@ def _kind_of_numbers(sample: Sample, dataset: config.Table) -> _Guess:
             return _Guess("ignore", "whole numbers in the order of the rows, like an identifier")
         by_chance = math.exp(-(count**2) / (2 * float(np.ptp(numbers) + 1)))
         is_code = by_chance < BY_CHANCE or np.abs(numbers).max() > EXACT or ID_NAMES.fullmatch(sample.name)
-        if len(set(numbers)) == count > 1 and is_code:
+        if len(set(map(Decimal, map(str, present)))) == count > 1 and is_code:
             return _Guess("ignore", "a different whole number in each row, like an identifier")
     return _Guess("number", "; ".join(sample.notes(dataset)), unit=sample.unit)
 
@@ -334,17 +334,14 @@ def _lines(
     """Return a report of the guesses, in lines of 80 characters."""
     if not guessed and dataset.task != "auto":
         return []
-    rows = {"task": [f"{task} of {', '.join(dataset.target)}"]}
-    plain: Counter[str] = Counter()
+    alike: dict[tuple[str, str], list[str]] = {}
     for name, column in columns.items():
-        why = guessed[name].why if name in guessed else ""
-        plain[column.kind] += not why
-        if why or plain[column.kind] <= MOST_NAMES:
-            rows.setdefault(column.kind, []).append(f"{name} ({why})" if why else name)
-    for kind, count in plain.items():
-        rows.get(kind, []).extend([f"and {count - MOST_NAMES:,} more"] * (count > MOST_NAMES))
+        alike.setdefault((column.kind, guessed[name].why if name in guessed else ""), []).append(name)
+    rows = {"task": [f"{task} of {', '.join(dataset.target)}"]}
+    for (kind, why), names in alike.items():
+        rows.setdefault(kind, []).append(listed(names, MOST_NAMES) + f" ({why})" * bool(why))
     lines = [f"guessed from the first rows; edit data/{dataset.name}/params.yaml if wrong:"]
     for title, names in [*rows.items(), *(("note", [note]) for note in notes)]:
-        text = textwrap.wrap(", ".join(names), 80 - 12, break_on_hyphens=False)
+        text = textwrap.wrap("; ".join(names), 80 - 12, break_on_hyphens=False)
         lines += [f"  {title if line is text[0] else '':<10}{line}" for line in text]
     return lines

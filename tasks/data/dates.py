@@ -21,7 +21,8 @@ DATES = (
     "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%d/%m/%y",
     "%m/%d/%y", "%d.%m.%y", "%d-%m-%y", "%m-%d-%y", "%y-%m-%d", "%d %b %Y", "%d %B %Y", "%d. %B %Y", "%d %b, %Y",
     "%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%B %d %Y", "%d-%b-%Y", "%d-%b-%y", "%d %b %y", "%d/%b/%Y", "%d%b%Y",
-    "%d%b%y", "%A, %B %d, %Y", "%A, %d %B %Y", "%a, %d %b %Y", "%b %Y", "%B %Y", "%b-%y", "%m/%Y", "%Y年%m月%d日",
+    "%d%b%y", "%A, %B %d, %Y", "%A, %d %B %Y", "%a, %d %b %Y", "%b %Y", "%B %Y", "%b-%y", "%b-%Y", "%m/%Y",
+    "%Y年%m月%d日",
 )  # fmt: skip
 CLOCKS = ("%H:%M:%S", "%H:%M:%S.%f", "%H:%M", "%I:%M %p", "%I:%M%p", "%I:%M:%S %p")
 FORMATS = (

@@ -269,9 +269,9 @@ class TableFile:
             ends = ", which a carriage return alone (\\r) ends" if text.endswith("\r") else ""
             raise self.refused(
                 f"{count} of its rows {'does' if count == 1 else 'do'} not have the {named} values of its header: line "
-                f"{first} has {len(row)}: {cut(self.delimiter.join(row), 80)!r}{ends}. Fix them, quote values that "
-                f"contain {self.delimiter!r}, or set another delimiter (--set dataset.delimiter=';') or header line "
-                "(--set dataset.header=2)"
+                f"{first} has {len(row)}: {cut(self.delimiter.join(row), 80)!r}{ends}. Fix or remove them, quote "
+                f"values that contain {self.delimiter!r}, or set another delimiter (--set dataset.delimiter=';') or "
+                "header line (--set dataset.header=2)"
             )
         if self._dataset.quoting is None and width > 1 and several and all(are_rows for *_, are_rows in several):
             first, end, _ = several[0]

@@ -423,7 +423,7 @@ def test_labels_are_columns_or_stand_in_one(source):
     assert (several.target.task, labels(several).shape) == ("regression", (160, 2))
 
 
-@pytest.mark.parametrize("mark", [";", "|", ", "])
+@pytest.mark.parametrize("mark", [";", "|", ", ", "/"])
 def test_labels_that_may_be_classes_are_asked_for(source, mark):
     sets = [("hot",), ("wet",), ("hot", "wet"), ("dark", "hot"), ()] * 20
     path = write(pd.DataFrame({"x": np.arange(100) / 4, "y": [mark.join(one) for one in sets]}), source / "own.csv")
@@ -436,10 +436,10 @@ def test_labels_that_may_be_classes_are_asked_for(source, mark):
     shutil.rmtree("data/own")
     prepared = prepare(path, target="y", task="classification", on_broken="skip")
     assert len(prepared.target.class_names) == 4
-    # These are names, of which no part is a value.
-    names = ["Doe, Jo", "Doe, Al", "Roe, Jo", "Roe", "Poe"] * 20
-    write(pd.DataFrame({"x": np.arange(100) / 4, "y": names}), path)
-    assert len(prepare(path, target="y").target.class_names) == 5
+    # These are names, of which no part is a value, and an empty part is no label.
+    for names in (["Doe, Jo", "Doe, Al", "Roe, Jo", "Roe", "Poe"], [f"w{mark}", "w", f"v{mark}", "v", "u"]):
+        write(pd.DataFrame({"x": np.arange(100) / 4, "y": names * 20}), path)
+        assert len(prepare(path, target="y").target.class_names) == 5
 
 
 def test_names_of_columns_never_lead_out_of_the_folder(source):
