@@ -81,6 +81,7 @@ def run_evaluate(recipe: str | None, overrides: Sequence[str]) -> None:
         run = entries.find_run(training.run_id)
         outcome.refuse_pruned(run)
         evaluation = client.evaluate(settings, prepared, training, run)
+        client.write_report(settings, run)
         drawn = "confusion_matrix.png" if evaluation.confusion_matrix else "predictions.png"
         for picture, name in ((drawn, "predictions.png"), ("learning_curve.png", "learning_curve.png")):
             shutil.copyfile(root / run.folder / "report" / picture, folder / name)

@@ -17,7 +17,6 @@ from tasks.input.order import carve
 from tasks.input.sources import augmented_examples
 from tasks.process.model_loader import LOADER
 from tasks.records import (
-    HEADLINES,
     EvaluationResult,
     Limits,
     ModelVersion,
@@ -30,7 +29,6 @@ from tasks.register import register as register_stage
 from tasks.reports import charts, page
 from tasks.reports.tables import history_table
 from tasks.runs import entries, lineage, locks, outcome, repository, resume
-from tasks.system import units
 from tasks.tracking import copier, lifecycle, models
 from tasks.tracking.lifecycle import NewRun, end_crashed
 from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics
@@ -158,27 +156,20 @@ def train(
 def evaluate(
     settings: config.Settings, *, prepared: PreparedDataset, training: TrainingResult, run: Run
 ) -> EvaluationResult:
-    """Evaluate, and log metrics, records and pictures to MLflow."""
+    """Evaluate, and log metrics, the record and augmented examples to MLflow."""
     if settings.register_.enabled and run.parent_run_id is None:  # A comparison registers nothing.
         LOADER.get_ready(settings, training)  # For much of an evaluation, one of two cores is idle.
     # A comparison does not show the importance of features, and measures only the strategy's time.
     result = evaluate_stage(settings, prepared, training, with_importance=run.parent_run_id is None)
     folder = config.project_root() / run.folder
-    headline = HEADLINES[prepared.target.task]
-    title = f"{run.name}: test {headline} {units.metric(result.metrics[f'test/{headline}'])}"
-    drawn = "confusion_matrix.png" if result.confusion_matrix else "predictions.png"
-    pictures = [
-        charts.predictions(result).save(folder / "report" / drawn, title),
-        charts.learning_curve(training).save(folder / "report" / "learning_curve.png", title),
-    ]
+    files = [outcome.save(run, result)]
     examples = augmented_examples(settings, prepared)
     if examples is not None:
         path = folder / "report" / "augmented_examples.png"
         title = f"{run.name}: training images and what augmentation makes of them"
-        pictures.append(charts.augmented_examples(examples, settings.input.augmentation).save(path, title))
+        files.append(charts.augmented_examples(examples, settings.input.augmentation).save(path, title))
     log_metrics(run, result.metrics)
-    log_files(run, pictures, "evaluation")
-    log_files(run, [outcome.save(run, result)], "evaluation")
+    log_files(run, files, "evaluation")
     return result
 
 

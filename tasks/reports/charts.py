@@ -51,7 +51,6 @@ LETTER = 6.6
 """The average width of a letter in pixels."""
 MAX_NAME = 26
 """The maximum length of a name next to a chart; longer names lose their middle."""
-MAX_LABELS = 60
 MAX_MARKERS = 300
 """Above this number, dots are smaller and overlap visibly."""
 WITH_COUNTS = 30
@@ -367,17 +366,6 @@ def parity(true: Numbers, predicted: Numbers, name: str = "target") -> Chart:
     reference = [(min(ends), min(ends)), (max(ends), max(ends))]
     alt = f"predicted against true {name}, {len(true)} points"
     return plot(f"true {name}", f"predicted {name}", [Series(true, predicted, kind="dots")], alt, reference=reference)
-
-
-def predictions(evaluation: EvaluationResult) -> Chart:
-    """Draw a confusion matrix of classes, the F1 of labels, or a regression's predicted against true numbers."""
-    if evaluation.confusion_matrix:
-        return confusion_matrix(evaluation)
-    if evaluation.classes:
-        shown = evaluation.classes[:MAX_LABELS]
-        return bars("F1 of each label", {one.name: one.f1 for one in shown}, ".4f")
-    true, predicted = zip(*evaluation.predictions, strict=True)
-    return parity(true, predicted)
 
 
 def augmented_examples(images: Any, augmentation: config.Augmentation) -> Chart:

@@ -33,6 +33,7 @@ WORDS = 60
 SHOWN_SLICES = 20
 CLASSES = 20
 """The number of classes that are not folded."""
+MAX_LABELS = 60
 MAX_PAIRS = 20
 MAX_POINTS = 1000
 """The number of test examples in the sample for a chart of errors."""
@@ -98,7 +99,8 @@ def curves(material: Material) -> ReportSection | None:
     drawn = [charts.curves(metric, lines, marks) for metric, lines in panels.items()]
     told = "; ".join(f"{name} at step {step:,}" for step, name in named.items())
     early = " The training stopped early." if training.stopped_early else ""
-    return ReportSection("Learning curves", [Figure(drawn, f"A dashed line is a checkpoint: {told}.{early}")])
+    figure = Figure(drawn, f"A dashed line is a checkpoint: {told}.{early}")
+    return ReportSection("Learning curves", [figure], pictures={"learning_curve.png": charts.learning_curve(training)})
 
 
 def importance(material: Material) -> ReportSection | None:
@@ -129,7 +131,10 @@ def by_class(material: Material) -> ReportSection | None:
     blocks: list[Block] = [TableBlock(header, rows[:CLASSES], title=f"The worst F1 first, of {len(rows):,} {word}")]
     if len(rows) > CLASSES:
         blocks.append(TableBlock(header, rows[CLASSES:], title=f"The other {len(rows) - CLASSES:,}", folded=True))
-    return ReportSection(f"By {one}", blocks)
+    if material.task == "classification":  # The confusion matrix shows the classes.
+        return ReportSection(f"By {one}", blocks)
+    drawn = charts.bars("F1 of each label", {entry.name: entry.f1 for entry in entries[:MAX_LABELS]}, ".4f")
+    return ReportSection(f"By {one}", [Figure([drawn]), *blocks], pictures={"predictions.png": drawn})
 
 
 def confusion(material: Material) -> ReportSection | None:
@@ -147,7 +152,8 @@ def confusion(material: Material) -> ReportSection | None:
             share = count / max(int(counts[true].sum()), 1)
             rows.append([names[true], names[given], f"{count:,}", f"{share:.1%}"])
     caption = "Rows are true classes, columns predicted classes; a stronger colour is a larger share of the row."
-    blocks: list[Block] = [Figure([charts.confusion_matrix(material.evaluation)], caption, wide=True)]
+    drawn = charts.confusion_matrix(material.evaluation)
+    blocks: list[Block] = [Figure([drawn], caption, wide=True)]
     if rows:
         blocks.append(
             TableBlock(("true", "predicted", "examples", "share of the class"), rows, 2, "The most frequent mistakes")
@@ -159,7 +165,9 @@ def confusion(material: Material) -> ReportSection | None:
         mistake, predicted, number, of_class = rows[0]
         examples = "example" if number == "1" else "examples"
         said = f"{mistake} predicted as {predicted}: {number} {examples}, {of_class} of the class"
-    return ReportSection("Confusion matrix", blocks, brief={"most frequent mistake": said})
+    return ReportSection(
+        "Confusion matrix", blocks, brief={"most frequent mistake": said}, pictures={"confusion_matrix.png": drawn}
+    )
 
 
 def calibration(material: Material) -> ReportSection | None:
@@ -204,7 +212,7 @@ def parity(material: Material) -> ReportSection | None:
         charts.parity(true[:, place], predicted[:, place], columns[place] if place < len(columns) else "target")
         for place in range(min(labels.shape[1], MAX_NUMBERS))
     ]
-    return ReportSection("Predicted and true values", [Figure(drawn, caption)])
+    return ReportSection("Predicted and true values", [Figure(drawn, caption)], pictures={"predictions.png": drawn[0]})
 
 
 def origin(material: Material) -> ReportSection:

@@ -140,28 +140,11 @@ def test_the_table_of_a_regression_has_its_numbers(tmp_path):
     assert read(predictions_table(numbers, tmp_path / "p.csv")) == [["actual", "predicted"], ["1.5", "2.0"]]
 
 
-@pytest.mark.parametrize("task", ["regression", "multilabel"])
-def test_what_has_no_confusion_matrix_has_another_picture(tmp_path, task):
-    of_classes = evaluation([[2, 1], [0, 1]], ["hot", "wet"])
-    if task == "regression":
-        made = of_classes.model_copy(
-            update={"confusion_matrix": (), "classes": (), "predictions": ((1.0, 2.0), (5.0, 4.0))}
-        )
-    else:
-        made = of_classes.model_copy(update={"confusion_matrix": ()})
-    picture = charts.predictions(made).save(tmp_path / "predictions.png", "title")
-    assert picture.read_bytes()[:4] == b"\x89PNG"
-    told = {"regression": "predicted against true target, 2 points", "multilabel": "F1 of each label"}
-    assert charts.predictions(made).alt == told[task]
-    assert charts.predictions(of_classes).alt == "confusion matrix of 2 classes, 3 of 4 examples on its diagonal"
-
-
 def test_names_are_drawn_as_they_are(tmp_path):
     """Matplotlib takes what stands between two dollars for a formula; and one name must not take the room of all."""
     names = ["$0 - $10", "$50_$100", "a_b^c", r"$\frac$", "L" * 251, "\x1b[31mr\u202eed"]
     made = evaluation(np.eye(len(names), dtype=int), names)
-    labels = made.model_copy(update={"confusion_matrix": ()})
-    for chart in (charts.confusion_matrix(made), charts.predictions(labels), charts.bars("t", dict.fromkeys(names, 1))):
+    for chart in (charts.confusion_matrix(made), charts.bars("t", dict.fromkeys(names, 1))):
         assert chart.save(tmp_path / "drawn.png", "a $5_$6 run").is_file()
         drawn = [element.text for element in ElementTree.fromstring(chart.svg()).iter() if element.tag.endswith("text")]
         for name in ("$0 - $10", "$50_$100", "a_b^c", r"$\frac$", r"\x1b[31mr\u202eed"):

@@ -366,8 +366,14 @@ def test_the_page_is_whole_and_holds_all_that_it_shows(task):
             assert metrics[f"{interval}/low"] <= value <= metrics[f"{interval}/high"]
     assert f"test_interval/{made.headline}/low" in metrics
     assert min([*metrics, "test/loss"]) == "test/loss", "in MLflow's alphabetical lists nothing comes before test/"
+    told = {"classification": "confusion matrix of ", "multilabel": "F1 of each label"}.get(
+        task, "predicted against true"
+    )
+    drawn = pictures["confusion_matrix.png" if task == "classification" else "predictions.png"]
+    assert (drawn.alt.startswith(told), "learning_curve.png" in pictures) == (True, True)
+    assert drawn.svg() in text, "each figure is built once"
     if task == "regression":
-        assert (pictures, [name for name in metrics if "calibration" in name]) == ({}, [])
+        assert [name for name in [*metrics, *pictures] if "calibration" in name or "reliability" in name] == []
         return
     assert metrics["test_calibration/expected_calibration_error"] == made.binned.error
     with Image.open(pictures["reliability.png"].save(path.with_name("drawn.png"), title)) as picture:
