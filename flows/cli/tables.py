@@ -21,7 +21,10 @@ DIGEST = re.compile(r"[0-9a-f]{32,64}")
 
 def print_text(what: RenderableType) -> None:
     """Print a text or an object of rich, without markup: [gpu:0] or :x: in a message stay as they are."""
-    Console(highlight=False, markup=False, emoji=False).print(_printable(what))
+    console = Console(highlight=False, markup=False, emoji=False)
+    with console.capture() as shown:  # If nobody reads standard output, rich's own writing ends with exit code 1.
+        console.print(_printable(what))
+    print(shown.get(), end="")
 
 
 def _printable(what: RenderableType) -> RenderableType:

@@ -44,10 +44,11 @@ CHATTER = re.compile(
 )
 
 
-def test_who_reads_the_output_may_leave(project):
+@pytest.mark.parametrize("words", [["--json"], []])
+def test_who_reads_the_output_may_leave(project, words):
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(["stratagem", "strategies", "--json"], stdout=write, stderr=subprocess.PIPE, check=False)
+    done = subprocess.run(["stratagem", "strategies", *words], stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
