@@ -32,8 +32,8 @@ LONG_SECONDS = 600.0
 BUSY_SHARE = 0.1
 """The note mentions other programs that use more than this share of the cores."""
 FIGURES = (
-    "examples_per_second", "seconds_per_epoch", "total_seconds", "start_seconds", "setup_seconds", "start_up_seconds",
-    "tracing_seconds", "peak_memory_bytes",
+    "examples_per_second", "seconds_per_epoch", "total_seconds", "start_up_seconds", "tracing_seconds",
+    "peak_memory_bytes",
 )  # fmt: skip
 
 
@@ -172,31 +172,26 @@ def _train(pair: Pair, prepared: PreparedDataset, parent: Run, number: int, mist
         print(f"failed: {reason}", file=sys.stderr)
         mistakes.update([reason] if isinstance(error, UserError) else [])
         return row.model_copy(update={"reason": reason, "run_id": run and run.run_id})
-    repeat = Repeat(
-        run_id=run.run_id,
-        round=number,
-        examples_per_second=trained.examples_per_second,
-        total_seconds=total_seconds,
-        load=round(max(0.0, (_seconds_of_others() - before) / (time.perf_counter() - began)), 2),
-        peak_memory_bytes=client.peak_memory_bytes(),
-        start_up_seconds=round(start_seconds + trained.setup_seconds, 3),
-        step_time=trained.step_time,
-    )
+    load = round(max(0.0, (_seconds_of_others() - before) / (time.perf_counter() - began)), 2)
+    figures: dict[str, Any] = {
+        "run_id": run.run_id,
+        "examples_per_second": trained.examples_per_second,
+        "total_seconds": total_seconds,
+        "peak_memory_bytes": client.peak_memory_bytes(),
+        "start_up_seconds": round(start_seconds + trained.setup_seconds, 3),
+        "step_time": trained.step_time,
+    }
     seconds_per_epoch = None
     if trained.epoch_seconds and trained.examples_per_second is not None:  # None if there was no second call.
         first, *others = trained.epoch_seconds
         seconds_per_epoch = fmean(others) if others else first - (trained.first_call_seconds or 0)
     return row.model_copy(
         update={
-            **repeat.model_dump(include={"run_id", "total_seconds", "peak_memory_bytes", "start_up_seconds"}),
-            **trained.model_dump(include={"num_replicas", "steps", "examples_per_second", "setup_seconds"}),
-            "repeats": (repeat,),
-            "devices": trained.devices,
-            "restarts": trained.restarts,
+            **figures,
+            **trained.model_dump(include={"num_replicas", "steps", "devices", "restarts"}),
+            "repeats": (Repeat(**figures, round=number, load=load),),
             "metrics": evaluated.metrics,
-            "step_time": repeat.step_time,
             "seconds_per_epoch": seconds_per_epoch,
-            "start_seconds": round(start_seconds, 3),
             "tracing_seconds": trained.first_call_seconds,
         }
     )

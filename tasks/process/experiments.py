@@ -21,7 +21,7 @@ from tasks.tracking.writing import log_files, mlflow_run_id, set_tags
 from tasks.train import check
 
 COMPARISON_FIGURES = (
-    "num_replicas", "seconds_per_epoch", "total_seconds", "speed_up", "efficiency", "start_seconds", "setup_seconds",
+    "num_replicas", "seconds_per_epoch", "total_seconds", "speed_up", "efficiency", "start_up_seconds",
     "tracing_seconds", "peak_memory_bytes",
 )  # fmt: skip
 """The fields of a comparison's row that are logged in each of its runs."""

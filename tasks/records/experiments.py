@@ -22,7 +22,8 @@ class Repeat(Record):
     peak_memory_bytes: int | None = None
     """The sum of its processes' peak memory."""
     start_up_seconds: float
-    """From the start of the processes to the first training step."""
+    """From the start of the processes to the first training step: imports, devices, checks, the start of the MLflow
+    run, model, variables, input."""
     step_time: StepTime | None = None
 
 
@@ -66,12 +67,7 @@ class ComparisonRow(Record):
     efficiency: float | None = None
     """`speed_up` divided by the number of devices. That is the number of replicas, except under `model_parallel`,
     where a replica has several devices, and `parameter_server`, where each worker takes its own steps."""
-    start_seconds: float | None = None
-    """The start of the processes: imports, devices, checks, and the start of the MLflow run."""
-    setup_seconds: float | None = None
-    """From then to the first training step: model, variables, input."""
     start_up_seconds: float | None = None
-    """The sum of both."""
     tracing_seconds: float | None = None
     """The duration of the first call of the step function."""
     restarts: tuple[str, ...] = ()

@@ -370,8 +370,6 @@ def test_the_widest_table_fits_80_columns(any_machine, monkeypatch, capsys):
     wide = {
         "seconds_per_epoch": 1234.56,
         "total_seconds": 12345.6,
-        "start_seconds": 100.0,
-        "setup_seconds": 23.4,
         "start_up_seconds": 123.4,
         "tracing_seconds": 99.94,
         "peak_memory_bytes": 123_456_000_000,

@@ -166,8 +166,8 @@ def test_metrics_are_nested_as_dvc_shows_them(tmp_path):
 WORKED = ComparisonRow(
     strategy="model_parallel", loop="fit", run_id="r1", devices=("cpu:0", "cpu:1"), num_replicas=1, steps=41,
     metrics={"test/accuracy": 0.98765, "test/loss": 0.25}, examples_per_second=1234.5, seconds_per_epoch=2.25,
-    total_seconds=25.25, speed_up=0.5, speed_up_range=(0.45, 0.55), efficiency=0.25, start_seconds=12.5,
-    setup_seconds=1.25, start_up_seconds=13.75, tracing_seconds=100.4,
+    total_seconds=25.25, speed_up=0.5, speed_up_range=(0.45, 0.55), efficiency=0.25,
+    start_up_seconds=13.75, tracing_seconds=100.4,
     restarts=("worker 1 died (SIGKILL)",),
 )  # fmt: skip
 FAILED = ComparisonRow(strategy="tpu", loop="custom", reason='no TPU, "nowhere"')
