@@ -138,13 +138,18 @@ def _outcome(sweep: Sweep) -> ReportSection:
 
 def _dots(sweep: Sweep, place_of: Callable[[Trial], float]) -> list[Series]:
     """Return a series of dots for each state: the value of each trial at ``place_of``."""
-    shown = [one for one in sweep.trials if one.state in STATES and one.value is not None]
     dots = []
     for state, (label, colour) in STATES.items():
-        own = [one for one in shown if (one.number == sweep.best if state == "best" else one.state == state)]
-        values = [one.value for one in own if one.value is not None]
-        dots.append(Series([place_of(one) for one in own], values, label, colour, "dots"))
+        own = [
+            (place_of(one), one.value) for one in sweep.trials if _state(sweep, one) == state and one.value is not None
+        ]
+        dots.append(Series([place for place, _ in own], [value for _, value in own], label, colour, "dots"))
     return dots
+
+
+def _state(sweep: Sweep, trial: Trial) -> str:
+    """Return the key of a trial in ``STATES``; a running or failed one has none."""
+    return "best" if trial.number == sweep.best else trial.state
 
 
 def _progress(sweep: Sweep) -> ReportSection:
@@ -154,13 +159,12 @@ def _progress(sweep: Sweep) -> ReportSection:
     best = list(itertools.accumulate((value for _, value in whole), better))
     so_far = Series([number for number, _ in whole], best, "best so far", 3, "line")
     dots = _dots(sweep, lambda one: one.number)
-    pruned, shown = len(dots[1].x), len(dots[0].x) + len(dots[1].x)
-    alt = f"{metric} of {shown} trials, {pruned} of them pruned"
+    alt = f"{metric} of {sum(len(one.x) for one in dots)} trials, {len(dots[1].x)} of them pruned"
     drawn = [charts.plot("trial", metric, [so_far, *dots], alt, whole=True)]
     trials = [one for one in sweep.trials if one.values and one.same_as is None][:MOST_CURVES]
     lines = []
     for one in trials:
-        label, colour = STATES["best" if one.number == sweep.best else one.state if one.state in STATES else "complete"]
+        label, colour = STATES.get(_state(sweep, one), STATES["complete"])
         lines.append(Series(range(1, len(one.values) + 1), one.values, label, colour, "line"))
     if lines:
         alt = f"{metric} after each epoch of {len(lines)} trials"
@@ -187,7 +191,7 @@ def _slice(sweep: Sweep, key: str, parameter: Any) -> Chart:
 
     def draw(place_of: Callable[[Trial], float], **options: Any) -> Chart:
         dots = _dots(sweep, place_of)
-        alt = f"{metric} by {key} of {len(dots[0].x) + len(dots[1].x)} trials"
+        alt = f"{metric} by {key} of {sum(len(one.x) for one in dots)} trials"
         return charts.plot(name, metric, dots, alt, **options)
 
     if isinstance(parameter, dict):

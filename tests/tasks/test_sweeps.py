@@ -13,7 +13,7 @@ import pytest
 
 from tasks import config, sweeps
 from tasks.records import Limits, Sweep, Target, Trial
-from tasks.reports.sweep import sweep_cells, sweep_remarks
+from tasks.reports.sweep import _dots, sweep_cells, sweep_remarks
 from tasks.reports.sweep import sweep_page as write_page
 from tasks.reports.tables import records_table
 from tasks.runs import lineage, outcome
@@ -503,6 +503,8 @@ def test_the_page_has_all_and_no_markup_of_others(swept, tmp_path):
     assert "no &lt;memory&gt; left" in text
     assert text.count("<svg") == 2 + 1 + 3, "the course of it, importance, and a slice each"
     assert "fANOVA" in text
+    drawn = [(x, y) for one in _dots(swept, lambda one: one.number) for x, y in zip(one.x, one.y, strict=True)]
+    assert len(drawn) == len(set(drawn)) == 24, "nothing hides the best"
     assert ">[16]</text>" in text, "a choice has its name along the axis"
     assert ">[32, 16]</text>" in text
     assert "http" not in text.replace("http-equiv", "")
