@@ -19,12 +19,17 @@ SHORT = 8
 DIGEST = re.compile(r"[0-9a-f]{32,64}")
 
 
+class StandardOutput(Console):
+    """Lets `command.ending` choose the exit code if nobody reads the output; rich exits with 1, as after an error."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error that `print` raises."""
+        raise BrokenPipeError
+
+
 def print_text(what: RenderableType) -> None:
     """Print a text or an object of rich, without markup: [gpu:0] or :x: in a message stay as they are."""
-    console = Console(highlight=False, markup=False, emoji=False)
-    with console.capture() as shown:  # If nobody reads standard output, rich's own writing ends with exit code 1.
-        console.print(_printable(what))
-    print(shown.get(), end="")
+    StandardOutput(highlight=False, markup=False, emoji=False).print(_printable(what))
 
 
 def _printable(what: RenderableType) -> RenderableType:
