@@ -259,13 +259,7 @@ def sweep(
     parallel: int = option(
         "--parallel", "Number of trials that train at the same time, each in its own process.", "K", default=1
     ),
-    overrides: list[str] = option(
-        "--set -S",
-        "One setting of all trials, such as dataset.name=photos; it overrides the space's recipe and `set`.",
-        "KEY=VALUE",
-        complete=completion.settings,
-        default=[],
-    ),
+    overrides: list[str] = SETTINGS,
     fresh: bool = option("--fresh", "Start a new sweep even if one of this name is unfinished."),
     dry_run: bool = DRY_RUN,
 ) -> Result:
