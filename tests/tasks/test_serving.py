@@ -248,9 +248,8 @@ def test_answers_say_which_version_gives_them_and_what_is_no_number_is_null(rows
     assert ask("/schema", method="GET")[1] == schema(rows)
 
 
-def test_a_large_request_is_computed_in_parts_and_one_that_is_too_large_is_refused(rows, monkeypatch):
-    monkeypatch.setattr(server, "MOST_AT_ONCE", 4)
-    monkeypatch.setattr(server, "MAX_ROWS", 10)
+def counted(rows, monkeypatch):
+    """The list to which each call of the model adds its number of rows."""
     calls = []
 
     def outputs(features):
@@ -258,6 +257,13 @@ def test_a_large_request_is_computed_in_parts_and_one_that_is_too_large_is_refus
         return RawModel.outputs(rows, features)
 
     monkeypatch.setattr(rows, "outputs", outputs)
+    return calls
+
+
+def test_a_large_request_is_computed_in_parts_and_one_that_is_too_large_is_refused(rows, monkeypatch):
+    monkeypatch.setattr(server, "MOST_AT_ONCE", 4)
+    monkeypatch.setattr(server, "MAX_ROWS", 10)
+    calls = counted(rows, monkeypatch)
     ask, body = Asked(rows), lambda count: json.dumps({"inputs": {"a": [1] * count, "b": [2] * count}})
     assert ask("/invocations", body(10).encode())[1] == {"predictions": [[3]] * 10}
     assert calls == [4, 4, 2], "another request waits for one part at most"
@@ -267,11 +273,8 @@ def test_a_large_request_is_computed_in_parts_and_one_that_is_too_large_is_refus
 
 def test_a_request_of_one_row_waits_for_at_most_one_part_of_a_large_one(rows, monkeypatch):
     monkeypatch.setattr(server, "MOST_AT_ONCE", 4)
-    calls, writing, answered, meaning = [], threading.Event(), threading.Event(), server.meaning
-
-    def outputs(features):
-        calls.append(len(features["number"]))
-        return RawModel.outputs(rows, features)
+    calls, meaning = counted(rows, monkeypatch), server.meaning
+    writing, answered = threading.Event(), threading.Event()
 
     def slowly(*given):
         def tell(outputs):
@@ -281,7 +284,6 @@ def test_a_request_of_one_row_waits_for_at_most_one_part_of_a_large_one(rows, mo
 
         return tell
 
-    monkeypatch.setattr(rows, "outputs", outputs)
     monkeypatch.setattr(server, "meaning", slowly)
     ask, large = Asked(rows), json.dumps({"inputs": {"a": [1] * 10, "b": [2] * 10}}) + " " * server.SMALL
 

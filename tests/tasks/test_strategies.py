@@ -3,6 +3,7 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import keras
@@ -86,23 +87,6 @@ def test_a_placement_tells_where_each_variable_lies():
         assert variable.devices[0].endswith("CPU:0"), variable.path
 
 
-@pytest.mark.skipif(bool(GPUS), reason="this machine has GPUs")
-@pytest.mark.parametrize(
-    ("section", "said"),
-    [
-        (config.OneDevice(kind="one_device", device="gpu"), "strategy.device = 'gpu': this machine has 0 GPUs"),
-        (
-            config.OneDevice(kind="one_device", device="gpu:3"),
-            "strategy.device = 'gpu:3': .* strategy.device=cpu",
-        ),
-    ],
-)
-def test_a_gpu_that_is_not_there_is_refused(section, said):
-    with pytest.raises(UserError, match=said) as error:
-        strategies.build(section)
-    assert error.value.exit_code == 2
-
-
 @pytest.fixture
 def machine_with_gpus(monkeypatch):
     """The hardware's edge: no machine of the tests has two GPUs, so this is what TensorFlow says of one that has."""
@@ -115,21 +99,25 @@ def machine_with_gpus(monkeypatch):
     return make
 
 
-def test_more_gpus_than_there_are_are_refused(machine_with_gpus):
-    machine_with_gpus(2)
-    with pytest.raises(UserError, match=r"strategy.devices = 3: this machine has 2 GPUs. Set strategy.devices=2"):
-        strategies.build(config.Mirrored(kind="mirrored", devices=3))
-    with pytest.raises(UserError, match=r"strategy.device = 'gpu:2': this machine has 2 GPUs"):
-        strategies.build(config.OneDevice(kind="one_device", device="gpu:2"))
+ONE, MIRRORED = partial(config.OneDevice, kind="one_device"), partial(config.Mirrored, kind="mirrored")
+AT_MOST_ONCE = r"strategy.devices = \['gpu:.*this machine has 2 GPUs, and a device may be named only once"
 
 
-@pytest.mark.parametrize("devices", [["gpu:0", "gpu:2"], ["gpu:2"], ["gpu:1", "gpu:1"]])
-def test_a_list_with_a_gpu_that_is_not_there_or_named_twice_is_refused(machine_with_gpus, devices):
-    machine_with_gpus(2)
-    with pytest.raises(
-        UserError, match=r"strategy.devices = \['gpu:.*this machine has 2 GPUs, and a device may be named only once"
-    ):
-        strategies.build(config.Mirrored(kind="mirrored", devices=devices))
+@pytest.mark.parametrize(
+    ("count", "section", "said"),
+    [
+        (0, ONE(device="gpu"), "strategy.device = 'gpu': this machine has 0 GPUs"),
+        (0, ONE(device="gpu:3"), "strategy.device = 'gpu:3': .* strategy.device=cpu"),
+        (2, ONE(device="gpu:2"), "strategy.device = 'gpu:2': this machine has 2 GPUs"),
+        (2, MIRRORED(devices=3), "strategy.devices = 3: this machine has 2 GPUs. Set strategy.devices=2"),
+        *((2, MIRRORED(devices=named), AT_MOST_ONCE) for named in (["gpu:0", "gpu:2"], ["gpu:2"], ["gpu:1", "gpu:1"])),
+    ],
+)
+def test_a_gpu_that_is_not_there_or_named_twice_is_refused(machine_with_gpus, count, section, said):
+    machine_with_gpus(count)
+    with pytest.raises(UserError, match=said) as error:
+        strategies.build(section)
+    assert error.value.exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -28,19 +28,11 @@ from tasks.training import initial, steps
 from tasks.training.callbacks.stopping import NonFiniteLoss
 from tasks.training.checkpoints import Checkpoints, State
 from tasks.training.setup import resumed_batch_size
-from tests.tasks.written_runs import write_run
+from tests.tasks.written_runs import leave_checkpoints, write_run
 
 # 147 examples are left to train on: the last batch of an epoch is a short one.
 LAST_BATCH_SHORT = ("input.validation=53", "train.per_replica_batch_size=32")
 STEPS = 5
-
-
-def leave(prepared_by, run_id, step):
-    """Make the run folder that a run killed after ``step`` leaves: its checkpoints up to then."""
-    source, target = (Path(f"mlruns/runs/{name}/checkpoints") for name in (prepared_by, run_id))
-    for folder in source.iterdir():
-        if folder.name.isdigit() and int(folder.name) <= step:
-            shutil.copytree(folder, target / folder.name)
 
 
 def content(result):
@@ -95,7 +87,7 @@ def test_a_resumed_run_is_the_whole_run_to_the_bit(tiny, train, overrides, prese
     arrays, state = content(whole)
     assert any(key.startswith("seed/") for key in arrays)
     for step in starts:
-        leave("whole", f"from_{step}", step)
+        leave_checkpoints("whole", f"from_{step}", step)
         resumed = train(tiny, *overrides, run_id=f"from_{step}", resume=True)
         assert resumed.weights_digest == whole.weights_digest, step
         assert resumed.history == whole.history
@@ -218,7 +210,7 @@ def test_a_run_goes_on_in_the_other_loop(tiny, train):
     options = ("train.deterministic=true", *LAST_BATCH_SHORT, "model.options={units: [16], dropout: 0.5}",
                "checkpoint.every_steps=3", "checkpoint.keep=9")  # fmt: skip
     whole = train(tiny, *options, "train.loop=fit", run_id="whole")
-    leave("whole", "changed", 3)
+    leave_checkpoints("whole", "changed", 3)
     changed = train(tiny, *options, "train.loop=custom", run_id="changed", resume=True)
     assert changed.loop == "custom"
     for name, values in whole.history.items():
@@ -272,7 +264,7 @@ def test_a_subclassed_model_of_the_users_own_trains_in_both_loops(tiny, train, o
         assert results["custom"].history[name] == pytest.approx(values, rel=1e-5), name
     assert results["fit"].history["train/loss"][1] < results["fit"].history["train/loss"][0]
     for loop, result in results.items():
-        leave(loop, f"{loop}_again", 3)
+        leave_checkpoints(loop, f"{loop}_again", 3)
         again = train(tiny, *options, f"train.loop={loop}", run_id=f"{loop}_again", resume=True)
         assert again.weights_digest == result.weights_digest, loop
         loss, accuracy = held_out_metrics(tiny, 53, result.final_model)
@@ -374,7 +366,7 @@ def test_early_stopping_stops_and_survives_a_resume(tiny, train):
     assert (whole.epochs, whole.stopped_early) == (4, True)
     # At the end of the first epoch in vain, inside the last epoch, and when it was over.
     for step in (2 * STEPS, 3 * STEPS + 1, 4 * STEPS):
-        leave("whole", f"from_{step}", step)
+        leave_checkpoints("whole", f"from_{step}", step)
         resumed = train(tiny, *options, run_id=f"from_{step}", resume=True)
         assert (resumed.epochs, resumed.stopped_early, resumed.steps) == (4, True, 4 * STEPS), step
         assert resumed.weights_digest == whole.weights_digest
@@ -390,7 +382,7 @@ def test_a_trial_of_a_sweep_ends_where_it_is_below_its_limit_and_is_not_resumed_
     steps = whole.steps // 5
     for run_id, step in (("trial", None), ("inside", 2 * steps), ("over", 3 * steps)):
         if step is not None:
-            leave("trial", run_id, step)
+            leave_checkpoints("trial", run_id, step)
         records.save(limits, project / "mlruns" / "runs" / run_id / "records" / "limits.json")
         ended = train(tiny, *options, run_id=run_id, resume=step is not None)
         assert (ended.epochs, ended.steps, ended.stopped_early) == (3, 3 * steps, True)

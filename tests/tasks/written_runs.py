@@ -1,6 +1,7 @@
 """Runs as their records tell of them, without a training."""
 
 import os
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,13 @@ def version_of(run: records.Run | None, number: int, *aliases: str, **tags: str)
     """Return what MLflow's registry has of a version of the model ``digits-convnet2``."""
     run_id = run.run_id if run is not None else None
     return records.ModelVersion(name="digits-convnet2", version=str(number), aliases=aliases, run_id=run_id, tags=tags)
+
+
+def leave_checkpoints(of: str, run_id: str, step: int) -> None:
+    """Make the run folder that a run killed after ``step`` leaves: the checkpoints of another one up to then."""
+    for folder in Path(f"mlruns/runs/{of}/checkpoints").iterdir():
+        if folder.name.isdigit() and int(folder.name) <= step:
+            shutil.copytree(folder, Path(f"mlruns/runs/{run_id}/checkpoints") / folder.name)
 
 
 def files_below(folder: Path | str) -> list[str]:

@@ -1,7 +1,6 @@
 """Optimizers, schedules, callbacks and augmentation of the user's own, in a file beside params.yaml."""
 
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tasks.runs import lineage
 from tasks.system.errors import UserError
 from tasks.train import check
 from tasks.training.checkpoints import Checkpoints
+from tests.tasks.written_runs import leave_checkpoints
 
 PARTS = '''
 import keras
@@ -209,13 +209,6 @@ def parts(project, own_imports):
     sys.modules.pop("parts", None)
 
 
-def cut_after(whole, run_id, step):
-    """Leave the folder of a run that was killed after ``step``."""
-    for folder in Path(f"mlruns/runs/{whole}/checkpoints").iterdir():
-        if folder.name.isdigit() and int(folder.name) <= step:
-            shutil.copytree(folder, Path(f"mlruns/runs/{run_id}/checkpoints") / folder.name)
-
-
 @pytest.mark.parametrize("loop", ["fit", "custom"])
 def test_a_resume_with_an_own_optimizer_and_schedule_ends_with_the_same_bits(tiny, train, parts, loop):
     options = (*OPTIMIZER, *SCHEDULE, f"train.loop={loop}", "train.deterministic=true", "checkpoint.every_steps=3",
@@ -227,7 +220,7 @@ def test_a_resume_with_an_own_optimizer_and_schedule_ends_with_the_same_bits(tin
         arrays, _ = saved.restore(3)
     # Count, and a slot for each of the four variables; the rate is the schedule's.
     assert sum(key.startswith("optimizer/") for key in arrays) == 5
-    cut_after("whole", "cut", 3)
+    leave_checkpoints("whole", "cut", 3)
     again = train(tiny, *options, run_id="cut", resume=True)
     assert (again.weights_digest, again.history) == (whole.weights_digest, whole.history)
 
@@ -370,7 +363,7 @@ def test_a_callback_that_remembers_is_resumed_to_the_same_bits(tiny, train, part
                "checkpoint.keep=99")  # fmt: skip
     whole = train(tiny, *options, run_id="whole")
     assert len(set(whole.history["train/learning_rate"])) == 3
-    cut_after("whole", "cut", 8)
+    leave_checkpoints("whole", "cut", 8)
     again = train(tiny, *options, run_id="cut", resume=True)
     assert (again.weights_digest, again.history) == (whole.weights_digest, whole.history)
     assert "no state()" not in caplog.text
@@ -383,7 +376,7 @@ def test_a_callback_that_does_not_remember_is_named_when_a_run_begins_and_resume
         train(tiny, *options, run_id="whole", send=lambda step, metrics: sent.append(metrics))
     assert "callbacks parts:Slower have no state() and restore(), so a resumed training may end with" in caplog.text
     assert sent[-1]["train/seen"] > sent[0]["train/seen"] > 0
-    cut_after("whole", "cut", 6)
+    leave_checkpoints("whole", "cut", 6)
     train(tiny, *options, run_id="cut", resume=True)
     assert "so a resumed training may end with different" in caplog.text
 
@@ -499,7 +492,7 @@ def test_own_augmentation_is_drawn_for_each_place_of_a_pass(tiny, train, parts):
     assert results["fit"].history["train/loss"] == pytest.approx(results["custom"].history["train/loss"], rel=1e-5)
     plain = train(tiny, *options, "input.augmentation.custom=null", run_id="plain")
     assert plain.weights_digest != results["fit"].weights_digest
-    cut_after("fit", "cut", 8)
+    leave_checkpoints("fit", "cut", 8)
     assert train(tiny, *options, run_id="cut", resume=True).weights_digest == results["fit"].weights_digest
 
 
