@@ -43,31 +43,11 @@ def message_of(error):
 # Tables.
 
 SIGNS = ",;\t|\"'\n\r \0\ufeff\u2028\x85\x1b.-0123456789eEäß日\U0001f600NaTrue{}[]:\\#"
-CELLS = st.text(SIGNS, max_size=6) | st.sampled_from(
-    [
-        "",
-        "NA",
-        "nan",
-        "inf",
-        "-0",
-        "1e400",
-        "1,5",
-        "1.234,5",
-        "2024-01-31",
-        "2024-01-31 18:30",
-        "9999-12-31T23:59:59Z",
-        "0001-01-01",
-        "a.png",
-        "../a.png",
-        "/etc/passwd",
-        "x" * 300,
-        "１",
-        "1_0",
-        "true",
-        "FALSE",
-        "007",
-    ]
+KNOWN = (
+    "|NA|nan|inf|-0|1e400|1,5|1.234,5|2024-01-31|2024-01-31 18:30|9999-12-31T23:59:59Z|0001-01-01|a.png|../a.png|"
+    f"/etc/passwd|{'x' * 300}|１|1_0|true|FALSE|007"
 )
+CELLS = st.text(SIGNS, max_size=6) | st.sampled_from(KNOWN.split("|"))
 ROWS = st.integers(1, 3).flatmap(
     lambda width: st.lists(st.lists(CELLS, min_size=width, max_size=width), min_size=1, max_size=8)
 )
@@ -201,53 +181,13 @@ def arrays_of(path):
 
 # Names and references.
 
-NAMES = st.text(max_size=12) | st.sampled_from(
-    [
-        "..",
-        ".",
-        "",
-        "/",
-        "../digits",
-        "digits/../digits",
-        "/etc/passwd",
-        "~",
-        "~root",
-        "~nobody there",
-        "-x",
-        "--help",
-        "a" * 300,
-        "a/" * 2000,
-        "digits@",
-        "digits@HEAD",
-        "HEAD^{/",
-        "HEAD:",
-        ":/",
-        "@{-1}",
-        "latest",
-        "models:/",
-        "models:/a",
-        "models:/a@b",
-        "models:/a/1",
-        "models:/../1",
-        "models:/m-1",
-        "0" * 32,
-        "0001",
-        "x.keras",
-        "a\0.keras",
-        f"{'a' * 300}.keras",
-        "~nobody there/x.keras",
-        "a" * 300 + ".csv",
-        "\x1b[2J",
-        "\udcff",
-        "é",
-        "e\u0301",
-        "digits\n",
-        "mlruns/runs/..",
-        "%2e%2e",
-        "C:\\x",
-        "con",
-    ]
+PLACES = (
+    "..|.||/|../digits|digits/../digits|/etc/passwd|~|~root|~nobody there|-x|--help|digits@|digits@HEAD|HEAD^{/|HEAD:|"
+    ":/|@{-1}|latest|models:/|models:/a|models:/a@b|models:/a/1|models:/../1|models:/m-1|0001|x.keras|a\0.keras|"
+    "~nobody there/x.keras|\x1b[2J|\udcff|é|e\u0301|digits\n|mlruns/runs/..|%2e%2e|C:\\x|con"
 )
+LONG = ["a" * 300, "a/" * 2000, "0" * 32, f"{'a' * 300}.keras", f"{'a' * 300}.csv"]
+NAMES = st.text(max_size=12) | st.sampled_from(PLACES.split("|") + LONG)
 
 
 @pytest.fixture(scope="module")

@@ -141,13 +141,6 @@ def test_packages_of_a_project_without_a_lock(project, look, tmp_path, code_in):
     assert fix == f"pip install --no-deps --require-hashes -r {brought}/requirements.lock"
 
 
-def test_devices(look, monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
-    text, fix = look("devices")
-    assert "KERAS_BACKEND" in text
-    assert "strategy.kind" in fix
-
-
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_devices_of_tensorflow(project, home, gpus):
@@ -243,20 +236,24 @@ def test_a_shell_of_an_up_that_has_ended(project, look, monkeypatch):
     assert look("prefect")[1].startswith("stratagem up, or unset PREFECT_API_URL PREFECT_API_AUTH_STRING PREFECT_HOME ")
 
 
-def test_the_address_of_a_server_without_its_scheme(look, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "127.0.0.1:5000")
-    assert "Write http:// before its host" in look("mlflow")[0]
-
-
-def test_git(project, look):
-    shutil.rmtree(project / ".git")
-    assert "not under version control" in look("git", "warning")[0]
-
-
-def test_git_without_a_commit(project, look):
-    shutil.rmtree(project / ".git")
-    subprocess.run(["git", "init", "--quiet"], check=True)
-    assert look("git", "warning")[0] == "the repository has no commit yet"
+@pytest.mark.parametrize(
+    ("check", "level", "command", "environment", "text", "fix"),
+    [
+        ("git", "warning", "rm -r .git", {}, "not under version control", ""),
+        ("git", "warning", "rm -r .git; git init --quiet", {}, "the repository has no commit yet", ""),
+        ("devices", "error", "true", {"KERAS_BACKEND": "jax"}, "KERAS_BACKEND", "strategy.kind"),
+        ("mlflow", "error", "true", {"MLFLOW_TRACKING_URI": "127.0.0.1:5000"}, "Write http:// before its host", ""),
+    ],
+)
+def test_a_repository_or_an_environment_that_is_wrong(
+    project, look, monkeypatch, check, level, command, environment, text, fix
+):
+    subprocess.run(["bash", "-c", command], check=True)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = look(check, level)
+    assert text in found[0]
+    assert fix in found[1]
 
 
 def test_leftovers(project, look):

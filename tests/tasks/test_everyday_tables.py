@@ -63,6 +63,16 @@ def numbers_of(prepared, column):
     return np.sort(np.concatenate(parts))
 
 
+def num_examples(prepared):
+    return sum(split.num_examples for split in prepared.splits.values())
+
+
+def read_again(column, kind, name="own.csv"):
+    """The values of a column as a prediction reads them, and what is broken."""
+    (read,) = Reader(Wanted({column: kind}, (kind,)), Path.cwd(), 100, "utf-8").read([name])
+    return list(read.columns[column]), read.broken
+
+
 def times_of(values, count=40):
     return [values[row % len(values)] for row in range(count)]
 
@@ -116,29 +126,10 @@ def test_numbers_are_read_as_people_write_them(texts, expected, said):
     np.testing.assert_allclose(served, expected, err_msg="a served model reads them alike")
 
 
-@pytest.mark.parametrize(
-    "mark",
-    [
-        "#DIV/0!",
-        "?",
-        "-",
-        "n.a.",
-        "N/A",
-        "#VALUE!",
-        " ",
-        "$ -",
-        "UNKNOWN",
-        "..",
-        "\\N",
-        "#NV",
-        "k. A.",
-        "S/D",
-        "Nd",
-        ".a",
-        ".Z",
-        "._",
-    ],
-)
+NO_NUMBERS = "#DIV/0!|?|-|n.a.|N/A|#VALUE!| |$ -|UNKNOWN|..|\\N|#NV|k. A.|S/D|Nd|.a|.Z|._"
+
+
+@pytest.mark.parametrize("mark", NO_NUMBERS.split("|"))
 def test_what_stands_for_no_number_is_missing_and_counted(mark):
     texts = [mark if row % 4 == 1 else text for row, text in enumerate(PLAIN)]
     prepared, said = prepare(csv_of(own=texts), columns={"plain": "ignore"})
@@ -644,9 +635,7 @@ def test_no_row_is_lost_below_a_header_of_several_lines(title, delimiter):
     content = csv_of(label=LABELS).replace("label,plain", '"label",' + quoted("plain\n(cm)")).replace(",", delimiter)
     prepared, _ = prepare(title + content)
     np.testing.assert_allclose(numbers_of(prepared, "plain\n(cm)"), sorted(map(float, PLAIN)))
-    wanted = Wanted({"plain\n(cm)": "number"}, ("number",))
-    (read,) = Reader(wanted, Path.cwd(), 100, "utf-8").read(["own.csv"])
-    assert list(read.columns["plain\n(cm)"]) == PLAIN
+    assert read_again("plain\n(cm)", "number")[0] == PLAIN
 
 
 @pytest.mark.parametrize(("above", "said"), HEADERS)
@@ -672,7 +661,7 @@ def test_a_first_line_of_values_is_pointed_out_and_need_not_be_the_header():
     _, said = guess(content, target="tall")
     assert "the first line is read as the header: 1.5, -3.00, tall. If the file has none, --set dataset.header" in said
     prepared, said = prepare(content, target="column_3", header=None)
-    assert sum(split.num_examples for split in prepared.splits.values()) == 40
+    assert num_examples(prepared) == 40
     assert "header" not in said
     for values in (["7", "9", "12"], ["-3.00", "-3.00", "7.5"]):
         headless = csv_of(other=times_of(values)).split("\n", 1)[1]
@@ -718,8 +707,7 @@ def test_the_names_of_rows_that_r_writes_are_a_column():
     np.testing.assert_allclose(numbers_of(prepared, "plain"), sorted(map(float, PLAIN)), rtol=1e-6)
     for some in (content, "\n".join(content.splitlines()[:2])):
         Path("some.csv").write_text(some)
-        (read,) = Reader(Wanted({"plain": "number"}, ("number",)), Path.cwd(), 100, "utf-8").read(["some.csv"])
-        assert list(read.columns["plain"]) == PLAIN[: len(some.splitlines()) - 1]
+        assert read_again("plain", "number", "some.csv")[0] == PLAIN[: len(some.splitlines()) - 1]
 
 
 def test_a_line_break_in_the_last_row_that_is_looked_at_hides_no_names_of_rows():
@@ -739,7 +727,7 @@ def test_rows_without_a_value_are_examples_without_a_label_where_there_may_be_se
     rows = [f"{row},{'' if row % 5 == 4 else PLAIN[row]},{'' if row % 5 == 4 else 'x;y'}" for row in range(40)]
     columns = {"id": "ignore", "plain": "number"}
     prepared, _ = prepare("\n".join(["id,plain,label", *rows]), columns=columns, separator=";")
-    assert sum(split.num_examples for split in prepared.splits.values()) == 40
+    assert num_examples(prepared) == 40
     assert "left out" not in capsys.readouterr().err
 
 
@@ -748,7 +736,7 @@ def test_rows_without_any_value_are_left_out_and_counted(capsys):
     content = "\n".join([*rows[:9], ",,", *rows[9:], " , ,", ",,"])
     prepared, said = prepare(content)
     assert "number (a row number)" in said
-    assert sum(split.num_examples for split in prepared.splits.values()) == 40
+    assert num_examples(prepared) == 40
     assert not any(split.num_missing for split in prepared.splits.values())
     assert "left out: 3 of 43 rows without a value in the columns that are used" in capsys.readouterr().err
 
@@ -757,8 +745,7 @@ def test_names_of_columns_have_one_unicode_form():
     content = csv_of(**{"Gro\u0308\u00dfe": PLAIN})
     prepared, _ = prepare(content, columns={"Größe": "number", "plain": "ignore"})
     np.testing.assert_allclose(numbers_of(prepared, "Größe"), sorted(map(float, PLAIN)), rtol=1e-6)
-    (read,) = Reader(Wanted({"Größe": "number"}, ("number",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
-    assert list(read.columns["Größe"]) == PLAIN
+    assert read_again("Größe", "number")[0] == PLAIN
 
 
 @pytest.mark.parametrize("sign", "|,;>-")
@@ -778,9 +765,8 @@ def test_a_quote_that_is_not_closed_swallows_no_rows():
     assert "line 7 opens a quote" in str(refused.value)
     assert "--set dataset.quoting=none" in str(refused.value)
     prepared, _ = prepare(reviews('"'), name="own.tsv", quoting="none")
-    assert sum(split.num_examples for split in prepared.splits.values()) == 40
-    (read,) = Reader(Wanted({"text": "text"}, ("text",)), Path.cwd(), 100, "utf-8").read(["own.tsv"])
-    assert list(read.columns["text"]) == [line.split("\t")[1] for line in reviews('"').splitlines()[1:]]
+    assert num_examples(prepared) == 40
+    assert read_again("text", "text", "own.tsv")[0] == [line.split("\t")[1] for line in reviews('"').splitlines()[1:]]
 
 
 def test_a_quote_that_swallows_whole_rows_is_asked_about():
@@ -792,13 +778,13 @@ def test_a_quote_that_swallows_whole_rows_is_asked_about():
     for quoting, rows in (("none", 40), ("minimal", 35)):
         assert f"--set dataset.quoting={quoting}" in str(asked.value)
         prepared, _ = prepare("\n".join(lines), name="own.tsv", quoting=quoting)
-        assert sum(split.num_examples for split in prepared.splits.values()) == rows
+        assert num_examples(prepared) == rows
 
 
 def test_texts_of_several_lines_in_quotes_stay_whole():
     notes = [f'He said "well, number {row}"\nand went, as people do' for row in range(40)]
     prepared, _ = prepare(csv_of(note=notes))
-    assert sum(split.num_examples for split in prepared.splits.values()) == 40
+    assert num_examples(prepared) == 40
     assert prepared.features["note"].kind == "text"
 
 
@@ -848,12 +834,11 @@ def test_a_header_that_is_repeated_is_no_row(columns, capsys):
     content = "\n".join([header, *rows[:15], header, *rows[15:25], header, *rows[25:]])
     prepared, _ = prepare(content)
     assert prepared.target.class_names == ("short", "tall")
-    assert sum(split.num_examples for split in prepared.splits.values()) == 40
+    assert num_examples(prepared) == 40
     assert "left out: 2 of 42 rows" in capsys.readouterr().err
     assert guess("\n".join([header, *rows]))[0].columns == guess(content)[0].columns
     assert guess(f"Report of 2025\n\n{content}")[0].header == 3
-    (read,) = Reader(Wanted({"plain": "text"}, ("text",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
-    assert read.broken == {15: "repeats the header", 26: "repeats the header"}
+    assert read_again("plain", "text")[1] == {15: "repeats the header", 26: "repeats the header"}
 
 
 @pytest.mark.parametrize(
@@ -873,7 +858,7 @@ def test_a_second_row_of_a_header_is_asked_about(second, shown, header_rows):
     assert "to read 'plain' as words: --set dataset.columns.plain=category" in str(asked.value)
     assert guess(content, columns={"plain": "category"})[0].columns["city"].kind == "category"
     prepared, _ = prepare(content, header_rows=header_rows)
-    assert sum(split.num_examples for split in prepared.splits.values()) == content.count("tall") + 20
+    assert num_examples(prepared) == content.count("tall") + 20
     assert guess(f"{header}\nBonn,n.a.,tall\n{rows}")[0].columns["plain"].kind == "number", "a missing value is no unit"
 
 
@@ -894,11 +879,10 @@ def test_another_format_called_csv_is_refused(content):
 
 def test_a_row_with_the_name_of_one_column_stays():
     prepared, _ = prepare(csv_of(up=times_of(["up", "down"]), label=times_of(["label", "no", "yes"])))
-    assert sum(split.num_examples for split in prepared.splits.values()) == 40
+    assert num_examples(prepared) == 40
     assert prepared.target.class_names == ("label", "no", "yes")
     Path("own.csv").write_text("up\ndown\nup\n")
-    (read,) = Reader(Wanted({"up": "category"}, ("category",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
-    assert (list(read.columns["up"]), read.broken) == (["down", "up"], {})
+    assert read_again("up", "category") == (["down", "up"], {})
 
 
 def test_a_row_that_repeats_the_header_only_in_the_columns_that_are_used_stays(capsys):
@@ -906,7 +890,7 @@ def test_a_row_that_repeats_the_header_only_in_the_columns_that_are_used_stays(c
     columns = {"up": "category", "number": "ignore", "plain": "ignore"}
     prepared, _ = prepare(f"{content}number,up,label,plain\n", columns=columns)
     assert prepared.target.class_names == ("label", "no")
-    assert sum(split.num_examples for split in prepared.splits.values()) == 40
+    assert num_examples(prepared) == 40
     assert "left out: 1 of 41 rows" in capsys.readouterr().err
 
 
@@ -916,8 +900,7 @@ def test_rows_may_end_with_a_delimiter_that_the_header_lacks():
     prepared, said = prepare(content)
     assert "ignore column 3, column 4 (no values)" in said
     np.testing.assert_allclose(numbers_of(prepared, "plain"), sorted(map(float, PLAIN)), rtol=1e-6)
-    (read,) = Reader(Wanted({"plain": "number"}, ("number",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
-    assert list(read.columns["plain"]) == PLAIN
+    assert read_again("plain", "number")[0] == PLAIN
     with pytest.raises(UserError, match="line 2 has 3"):
         prepare("\n".join([header, *(f"{row},{number % 2 or ''}" for number, row in enumerate([rows[0]] * 40))]))
 
@@ -927,20 +910,17 @@ def test_spaces_may_stand_before_quotes():
     content = "\n".join(['"plain", "note", "label"', *rows])
     prepared, _ = prepare(content)
     assert prepared.target.class_names == ("short", "tall")
-    (read,) = Reader(Wanted({"note": "category"}, ("category",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
-    assert list(read.columns["note"]) == [f"a, b{row % 3}" for row in range(40)]
+    assert read_again("note", "category")[0] == [f"a, b{row % 3}" for row in range(40)]
     content = "\n".join(["plain,note", *(f'{PLAIN[row]}, "well" he said' for row in range(40))])
     Path("own.csv").write_text(content)
-    (read,) = Reader(Wanted({"note": "text"}, ("text",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
-    assert list(read.columns["note"]) == [' "well" he said'] * 40, "of a header without quotes, they are characters"
+    assert read_again("note", "text")[0] == [' "well" he said'] * 40, "of a header without quotes, they are characters"
 
 
 def test_columns_without_a_name_are_found_below_a_title():
     content = "Report,,\n\n" + csv_of(other=PLAIN).replace("other,", ",", 1)
     dataset, _ = guess(content)
     assert (list(dataset.columns), dataset.header) == (["column 1", "plain"], 3)
-    (read,) = Reader(Wanted({"column 1": "number"}, ("number",)), Path.cwd(), 100, "utf-8").read(["own.csv"])
-    assert list(read.columns["column 1"]) == PLAIN
+    assert read_again("column 1", "number")[0] == PLAIN
 
 
 def test_a_single_column_suggests_another_delimiter():

@@ -135,22 +135,18 @@ def test_without_slurm_nothing_is_left_and_the_package_is_named(root, monkeypatc
     assert list((root / "mlruns/jobs").iterdir()) == []
 
 
+def job_of(engine, number, submitted_at):
+    of = {"id": number, "folder": f"mlruns/jobs/{number}", "submitted_at": submitted_at}
+    return records.Job(engine=engine, name="digits-one_device", num_processes=1, **of)
+
+
 def test_a_job_is_found_by_its_number_and_the_newest_by_latest(root):
     with pytest.raises(UserError, match=r"^no job was submitted from this project yet"):
         submission.find_job("12")
     for number in (12, 7):
         folder = root / "mlruns/jobs" / str(number)
         folder.mkdir(parents=True)
-        moment = f"2026-11-25T00:00:{number:02}+00:00"
-        job = records.Job(
-            engine="slurm",
-            id=str(number),
-            name="digits-one_device",
-            folder=f"mlruns/jobs/{number}",
-            num_processes=1,
-            submitted_at=moment,
-        )
-        records.save(job, folder / "job.json")
+        records.save(job_of("slurm", str(number), f"2026-11-25T00:00:{number:02}+00:00"), folder / "job.json")
     assert submission.find_job("7").id == "7"
     assert submission.find_job("latest").id == "12"
     with pytest.raises(UserError, match=r"unknown job '8'\. Allowed: 12, 7"):
@@ -160,14 +156,7 @@ def test_a_job_is_found_by_its_number_and_the_newest_by_latest(root):
 def test_a_job_whose_engine_does_not_answer_is_unknown(root, monkeypatch):
     for name in ("one", "two"):
         (root / "mlruns/jobs" / name).mkdir(parents=True)
-    job = records.Job(
-        engine="kubernetes",
-        id="there",
-        name="digits-one_device",
-        folder="mlruns/jobs/two",
-        num_processes=1,
-        submitted_at="2026-11-25T00:00:00+00:00",
-    )
+    job = job_of("kubernetes", "two", "2026-11-25T00:00:00+00:00")
     records.save(job, root / "mlruns/jobs/two/job.json")
     assert submission.jobs() == [job]
     monkeypatch.setenv("PATH", str(root))
