@@ -128,18 +128,14 @@ def test_the_deployments_are_there(prefect):
     assert found["nightly"]["parameters"] == {"if_changed": True}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "named"),
-    [({"common": {"train.epochs": 0}}, "overrides.common['train.epochs']")],
-    ids=str,
-)
-def test_a_bad_value_is_refused_before_a_run_exists(prefect, overrides, named):
+def test_a_bad_value_is_refused_before_a_run_exists(prefect):
+    overrides = {"common": {"train.epochs": 0}}
     asked_for = {"deployments": {"name": {"any_": ["training"]}}}
     before = prefect.ask("flow_runs/count", asked_for)
     result = prefect.command("deployment", "run", "training/training", "-p", f"overrides={json.dumps(overrides)}")
     assert result.returncode == 1
     said = " ".join((result.stdout + result.stderr).split())
-    assert named in said, said
+    assert "overrides.common['train.epochs']" in said, said
     assert prefect.ask("flow_runs/count", asked_for) == before
 
 
