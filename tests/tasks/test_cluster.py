@@ -245,10 +245,7 @@ def test_what_does_not_train_needs_one_process(start, tmp_path):
 
 def test_an_interrupted_training_leaves_a_chief_that_can_end_the_run(start, tmp_path, interrupted_when):
     team = start(multi_worker(), {"worker 0 #1": "wait", "worker 1 #1": "wait"})
-    with (
-        interrupted_when(lambda: len(_requests(tmp_path)) == 2),
-        pytest.raises(Interrupted, match="interrupted"),
-    ):
+    with interrupted_when(lambda: len(_requests(tmp_path)) == 2), pytest.raises(Interrupted, match="interrupted"):
         team.call("train", ARGUMENTS)
     assert team.first.alive
     assert not team.usable
