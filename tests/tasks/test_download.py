@@ -2,10 +2,14 @@ import functools
 import gzip
 import hashlib
 import http.server
+import io
 import os
 import shutil
+import stat
+import tarfile
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +17,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import example_serializer
-from tensorflow_datasets.core.download import checksums
+from tensorflow_datasets.core.download import checksums, extractor, resource
 from tensorflow_datasets.core.features import TensorInfo
 
 from tasks import config, records
@@ -294,3 +298,36 @@ def test_nothing_in_raw_says_where_or_when(root):
     for name, content in files_below(root / "data/digits/raw").items():
         assert str(root).encode() not in content, name
         assert time.strftime("%Y-%m").encode() not in content, name
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_an_archive_leads_out_of_no_folder(tmp_path, kind):
+    """What is unpacked, TFDS unpacks, and only what has the sha256 that is registered."""
+    evil, names = tmp_path / f"evil.{kind}", ("../up", "a/../../up", f"{tmp_path}/absolute", "good", "folder/inside")
+    if kind == "tar":
+        with tarfile.open(evil, "w") as archive:
+            for link in ("folder", "link"):
+                for what in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+                    member = tarfile.TarInfo(link)
+                    member.type, member.linkname = what, str(tmp_path / "mine")
+                    archive.addfile(member)
+            for name in names:
+                member = tarfile.TarInfo(name)
+                member.size = 4
+                archive.addfile(member, io.BytesIO(b"evil"))
+    else:
+        with zipfile.ZipFile(evil, "w") as archive:
+            for name in names:
+                archive.writestr(name, "evil")
+            link = zipfile.ZipInfo("link")
+            link.external_attr = (stat.S_IFLNK | 0o777) << 16
+            archive.writestr(link, str(tmp_path / "mine"))
+    (tmp_path / "mine").mkdir()
+    found = extractor.get_extractor()
+    with found.tqdm():
+        found.extract(evil, resource.ExtractMethod[kind.upper()], tmp_path / "out" / "of").get()
+    unpacked = {path.relative_to(tmp_path / "out" / "of").as_posix() for path in (tmp_path / "out").rglob("*")}
+    assert unpacked == {".", "folder", "folder/inside", "good", *(["link"] if kind == "zip" else [])}
+    assert not [path for path in tmp_path.rglob("*") if path.is_symlink()], "a link is its name in a file"
+    assert {path.name for path in tmp_path.iterdir()} == {evil.name, "mine", "out"}
+    assert not list((tmp_path / "mine").iterdir())
