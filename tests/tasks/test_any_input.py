@@ -173,12 +173,6 @@ def header(text):
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded + bytes(64)
 
 
-def arrays_of(path):
-    """Return all examples of a file or folder of arrays."""
-    found = arrays.examples(config.describe({"kind": "arrays", "name": "own", "source": str(path)}, "test"))
-    return [(one.split, one.labels.tobytes(), *(x.tobytes() for x in one.features.values())) for one in found.blocks()]
-
-
 # Names and references.
 
 PLACES = (
@@ -233,7 +227,7 @@ def test_an_array_that_promises_more_than_its_file_has_is_refused_before_memory_
     text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**18}, 2)}}"
     (here / "own" / "x.npy").write_bytes(header(text))
     with pytest.raises(UserError, match=r"cannot be read \("):
-        arrays_of(here / "own")
+        arrays.examples(config.describe({"kind": "arrays", "name": "own", "source": str(here / "own")}, "test"))
 
 
 @pytest.mark.parametrize("sign", ["?", "%", "[", "{", "}"])

@@ -41,13 +41,6 @@ def test_the_page_shows_all_and_asks_nobody(tmp_path):
     assert "| tpu | fit |" in markdown.read_text()
 
 
-def drawn(comparison):
-    """The charts of a comparison's page."""
-    return [
-        one for part in sections(comparison) for block in part.blocks if block.kind == "figure" for one in block.charts
-    ]
-
-
 def test_start_up_and_peak_memory_are_drawn_with_what_the_rounds_span():
     rounds = [(11.0, 500_000_000), (10.0, 250_000_000), (20.0, 1_000_000_000)]
     figures = [dict(zip(("start_up_seconds", "peak_memory_bytes"), values, strict=True)) for values in rounds]
@@ -56,7 +49,8 @@ def test_start_up_and_peak_memory_are_drawn_with_what_the_rounds_span():
     wide = wide.model_copy(update={"repeats": tuple(repeats)})
     once = row("one_device", ONE, start_up_seconds=5.0, peak_memory_bytes=500_000_000)
     once = once.model_copy(update={"repeats": ()})
-    found = {one.alt.partition(":")[0]: one for one in drawn(compared(wide, once))}
+    blocks = [block for part in sections(compared(wide, once)) for block in part.blocks if block.kind == "figure"]
+    found = {one.alt.partition(":")[0]: one for block in blocks for one in block.charts}
     assert found.keys() == {"examples/s", "start-up, s", "peak memory, MB"}
     for name, ends in (("start-up, s", (10, 20)), ("peak memory, MB", (250, 1000))):
         long, _, short, _ = found[name].figure.axes[0].lines

@@ -8,17 +8,6 @@ from tasks.evaluation import evidence
 from tasks.modeling import metrics
 
 
-def outputs_of(taken: np.ndarray, num_classes: int = 10) -> np.ndarray:
-    """Logits whose largest is that of a class."""
-    return np.eye(num_classes)[taken]
-
-
-def guesses(generator: np.random.Generator, labels: np.ndarray, accuracy: float) -> np.ndarray:
-    """Classes, of which such a share is right, each by chance."""
-    wrong = (labels + generator.integers(1, 10, len(labels))) % 10
-    return np.where(generator.random(len(labels)) < accuracy, labels, wrong)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_mcnemar_is_the_exact_binomial_test(seed: int) -> None:
     generator = np.random.default_rng(seed)
@@ -54,6 +43,6 @@ def test_a_paired_difference_is_scipys(better: str) -> None:
 
 def test_the_same_outputs_are_no_evidence() -> None:
     labels = np.arange(50) % 10
-    outputs = outputs_of(guesses(np.random.default_rng(0), labels, 0.8))
+    outputs = np.random.default_rng(0).normal(size=(50, 10))
     found = evidence.paired_bootstrap(metrics.find_metric("accuracy").of_predictions, labels, outputs, outputs)
     assert (found.value, found.interval, found.p_value) == (0.0, (0.0, 0.0), 1.0)

@@ -67,12 +67,6 @@ def read_rows(batches, images, labels, epoch=0, start_step=0):
     return found
 
 
-def put_together(elements, count):
-    """Every ``count`` elements as one."""
-    groups = [elements[i : i + count] for i in range(0, len(elements), count)]
-    return [tuple(np.concatenate(parts) for parts in zip(*group, strict=True)) for group in groups]
-
-
 def assert_same(one, other, labels_dtype=np.int64):
     assert len(one) == len(other)
     for (images, labels), (same_images, same_labels) in zip(one, other, strict=True):
@@ -265,7 +259,8 @@ def test_all_readers_get_the_same(tiny, small_blocks, drop, steps_per_epoch, sta
             assert_same(read_rows(batches, images, labels, 2, start), mine, dtype)
             parts.append(mine)
         # A worker's examples are augmented as one device would augment them.
-        assert_same([put_together(batch, num_workers)[0] for batch in zip(*parts, strict=True)], alone, dtype)
+        steps_of_all = (zip(*of_workers, strict=True) for of_workers in zip(*parts, strict=True))
+        assert_same([tuple(map(np.concatenate, step)) for step in steps_of_all], alone, dtype)
 
 
 @hypothesis_settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -367,10 +362,6 @@ def test_training_never_sees_a_validation_example(digits, source):
 # The thread behind ``arrays``; tests/tasks/test_ahead.py has what it does by itself.
 
 
-def gathering():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("input_")]
-
-
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Of five batches of ten images of 8 x 8 pixels."""
@@ -399,7 +390,7 @@ def test_what_fails_in_the_thread_fails_where_its_block_is_read(tiny, small_bloc
     with pytest.raises(OSError, match="the disk is gone"):
         found.extend(iterator)
     assert len(found) == before
-    assert gathering() == []
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("input_")] == []
 
 
 # The stream.

@@ -26,15 +26,6 @@ def test_the_linear_scaling_rule(reference, expected):
     assert float(optimizers.build(settings, STEPS, 256).learning_rate) == pytest.approx(expected)
 
 
-def step_once(optimizer, gradient):
-    """The change of a weight of 1.0 in two steps along the same gradient."""
-    weight = keras.Variable([1.0])
-    optimizer.build([weight])
-    for _ in range(2):
-        optimizer.apply([keras.ops.convert_to_tensor([gradient])])
-    return weight.numpy().item() - 1.0
-
-
 @pytest.mark.parametrize(
     ("overrides", "kind", "gradient", "expected"),
     [
@@ -67,7 +58,11 @@ def test_every_optimizer_with_its_options(overrides, kind, gradient, expected):
     assert type(optimizer) is kind
     scaled = keras.optimizers.LossScaleOptimizer(optimizer)  # Under mixed_float16.
     assert optimizers.class_name(optimizer) == optimizers.class_name(scaled) == kind.__name__
-    assert step_once(optimizer, gradient) == pytest.approx(expected, rel=1e-4)
+    weight = keras.Variable([1.0])
+    optimizer.build([weight])
+    for _ in range(2):
+        optimizer.apply([keras.ops.convert_to_tensor([gradient])])
+    assert weight.numpy().item() - 1.0 == pytest.approx(expected, rel=1e-4)
 
 
 def test_gradients_are_accumulated_and_the_schedule_still_counts_steps():

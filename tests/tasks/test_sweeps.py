@@ -422,6 +422,10 @@ def test_what_fits_the_data_is_chosen_when_these_are_prepared(write, tiny):
     assert chosen.schedule.learning_rate == 0.2
 
 
+def write_trial(number, settings, **more):
+    return write_run(number, settings=settings.to_json(), settings_digest=settings.digest(), **more)
+
+
 def test_how_a_sweep_is_tracked_makes_it_no_other_one(write, space, left):
     run, prepared = left()
     fixed = "set: {train: {epochs: 9}, tracking.system_metrics: false, train.loop: custom, "
@@ -429,9 +433,7 @@ def test_how_a_sweep_is_tracked_makes_it_no_other_one(write, space, left):
     assert other.example.tracking.system_metrics is False
     assert sweeps.find_sweep(plan_of(other), other.example, prepared) == run
     params = searched(space, 1)[0].params
-    given = space.settings(params)
-    more = {"settings": given.to_json(), "settings_digest": given.digest()}
-    trial = write_run(1, parent_run_id=run.run_id, **more)
+    trial = write_trial(1, space.settings(params), parent_run_id=run.run_id)
     assert sweeps.run_of(run, other.settings(params)) == trial, "and the trial at work goes on"
 
 
@@ -439,10 +441,8 @@ def test_the_run_of_a_trial_is_found_by_its_settings(space):
     parent = write_run(5, folder=f"mlruns/sweeps/{'5' * 32}", run_id="5" * 32)
     first, second = (one.params for one in searched(space, 2))
     for number, params in enumerate((first, second)):
-        given = space.settings(params)
-        more = {"settings": given.to_json(), "settings_digest": given.digest()}
-        write_run(number, parent_run_id=parent.run_id, **more)
-    write_run(9, settings=space.settings(first).to_json(), settings_digest=space.settings(first).digest())
+        write_trial(number, space.settings(params), parent_run_id=parent.run_id)
+    write_trial(9, space.settings(first))
     assert sweeps.run_of(parent, space.settings(second)).number == 1
     assert sweeps.run_of(parent, space.settings(first)).number == 0, "not one that is not a trial"
     assert sweeps.run_of(parent, space.settings(first | {"train.epochs": 3})) is None
@@ -451,8 +451,9 @@ def test_the_run_of_a_trial_is_found_by_its_settings(space):
 # What is told
 
 
-def sweep_of(space):
-    """Return the record of a sweep whose trainings are ``value_of``, one of which failed and one was a copy."""
+@pytest.fixture
+def swept(space):
+    """The record of a sweep whose trainings are ``value_of``, one of which failed and one was a copy."""
     trials = searched(space, 25)
     trials[4] = Trial(number=4, state="failed", params=trials[4].params, reason="no <memory> left")
     trials[5] = trials[0].model_copy(update={"number": 5, "same_as": 0})
@@ -471,11 +472,6 @@ def sweep_of(space):
         seconds=1.0,
         finished_at="now",
     )
-
-
-@pytest.fixture
-def swept(space):
-    return sweep_of(space)
 
 
 def test_a_table_has_the_best_first(swept):

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -69,26 +69,30 @@ def test_four_processes_on_a_new_store_all_succeed(project: Path) -> None:
     assert sorted(path.name for path in Path("mlruns").iterdir() if "building" in path.name) == []
 
 
-def _newer(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
+def at_version(number: str) -> Callable[[Path], None]:
+    """Make a store one of this version of MLflow's schema."""
 
+    def spoil(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("UPDATE alembic_version SET version_num = ?", (number,))
 
-def _older(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE alembic_version SET version_num = '451aebb31d03'")
+    return spoil
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (_newer, r"written by a newer MLflow than the installed .*ffffffffffff.*install that MLflow, or move the file"),
-        (_older, r"mlflow db upgrade"),
+        (
+            at_version("ffffffffffff"),
+            r"written by a newer MLflow than the installed .*ffffffffffff.*install that MLflow, or move the file",
+        ),
+        (at_version("451aebb31d03"), r"mlflow db upgrade"),
         (lambda path: path.write_text("not a database" * 99), "is not an MLflow store.*move it away"),
     ],
 )
-def test_an_unusable_store_is_refused_and_left_alone(store: Path, spoil: object, message: str) -> None:
-    assert callable(spoil)
+def test_an_unusable_store_is_refused_and_left_alone(
+    store: Path, spoil: Callable[[Path], object], message: str
+) -> None:
     spoil(store)
     before = store.read_bytes() if store.is_file() else None
     with pytest.raises(UserError, match=message) as refusal:
