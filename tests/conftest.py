@@ -511,7 +511,7 @@ class Proxy:
             def do_GET(self) -> None:
                 proxy.forward(self)
 
-            do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+            do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
             def log_message(self, *args: object) -> None:
                 pass

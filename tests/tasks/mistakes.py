@@ -7,41 +7,34 @@ tasks/system/messages.yaml which translates it.
 from pathlib import Path
 from typing import Any
 
+import jax
+import keras
 import numpy as np
+import tensorflow as tf
 
 # Keras.
 
 
 def keras_input_axis(folder: Path) -> None:
-    import keras
-
     layer = keras.layers.Dense(2)
     layer(np.zeros((1, 3)))
     layer(np.zeros((1, 4)))
 
 
 def keras_rank(folder: Path) -> None:
-    import keras
-
     keras.layers.Conv2D(2, 3)(np.zeros((2, 3)))
 
 
 def keras_model_input(folder: Path) -> None:
-    import keras
-
     given = keras.Input((4,))
     keras.Model(given, keras.layers.Dense(1)(given))(np.zeros((2, 3)))
 
 
 def keras_image_too_small(folder: Path) -> None:
-    import keras
-
     keras.layers.Conv2D(2, 7)(keras.Input((4, 4, 1)))
 
 
 def keras_unknown_class(folder: Path) -> None:
-    import keras
-
     class Doubled(keras.layers.Layer):
         def call(self, x: Any) -> Any:
             return x * 2
@@ -52,16 +45,12 @@ def keras_unknown_class(folder: Path) -> None:
 
 
 def keras_lambda(folder: Path) -> None:
-    import keras
-
     given = keras.Input((4,))
     keras.Model(given, keras.layers.Lambda(lambda x: x * 2)(given)).save(folder / "lambda.keras")
     keras.saving.load_model(folder / "lambda.keras")
 
 
 def keras_other_weights(folder: Path) -> None:
-    import keras
-
     def model(units: int) -> Any:
         return keras.Sequential([keras.Input((4,)), keras.layers.Dense(units)])
 
@@ -70,8 +59,6 @@ def keras_other_weights(folder: Path) -> None:
 
 
 def keras_targets_shape(folder: Path) -> None:
-    import keras
-
     keras.losses.CategoricalCrossentropy()(np.zeros((2,)), np.zeros((2, 3)))
 
 
@@ -79,40 +66,28 @@ def keras_targets_shape(folder: Path) -> None:
 
 
 def tensorflow_label_range(folder: Path) -> None:
-    import tensorflow as tf
-
     tf.nn.sparse_softmax_cross_entropy_with_logits(labels=[9], logits=[[0.0, 1.0, 2.0]])
 
 
 def tensorflow_ragged_batch(folder: Path) -> None:
-    import tensorflow as tf
-
     data = tf.data.Dataset.from_generator(lambda: ([0] * n for n in (1, 2)), output_signature=tf.TensorSpec((None,)))
     next(iter(data.batch(2)))
 
 
 def tensorflow_damaged_record(folder: Path) -> None:
-    import tensorflow as tf
-
     (folder / "broken.tfrecord").write_bytes(b"\xff" * 64)
     next(iter(tf.data.TFRecordDataset(str(folder / "broken.tfrecord"))))
 
 
 def tensorflow_no_image(folder: Path) -> None:
-    import tensorflow as tf
-
     tf.io.decode_image(b"these bytes are not an image")
 
 
 def tensorflow_nan(folder: Path) -> None:
-    import tensorflow as tf
-
     tf.debugging.check_numerics(tf.constant([float("nan")]), "the loss")
 
 
 def tensorflow_if_on_tensor(folder: Path) -> None:
-    import tensorflow as tf
-
     @tf.function(autograph=False)
     def step(x: Any) -> Any:
         return 1 if x > 0 else 2
@@ -124,14 +99,10 @@ def tensorflow_if_on_tensor(folder: Path) -> None:
 
 
 def jax_if_on_tracer(folder: Path) -> None:
-    import jax
-
     jax.jit(lambda x: 1 if x > 0 else 2)(1.0)
 
 
 def jax_numpy_on_tracer(folder: Path) -> None:
-    import jax
-
     jax.jit(lambda x: np.sum(np.asarray(x)))(np.zeros(3))
 
 

@@ -1,5 +1,4 @@
 import hashlib
-import http.server
 import importlib.util
 import shutil
 import subprocess
@@ -221,7 +220,7 @@ REMOTES = [
 @pytest.mark.s3
 @pytest.mark.parametrize(("status", "keys", "says"), REMOTES)
 def test_a_remote_that_refuses_or_does_not_answer_is_one_message(
-    project, tmp_path, monkeypatch, capfd, status, keys, says
+    project, tmp_path, monkeypatch, capfd, proxy, status, keys, says
 ):
     content = b"what is pushed"
     digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
@@ -229,41 +228,28 @@ def test_a_remote_that_refuses_or_does_not_answer_is_one_message(
     Path("own.dvc").write_text(f"outs:\n- {{md5: {digest}, size: {len(content)}, hash: md5, path: own}}\n")
     Path(".dvc/config.local").write_text("['remote \"storage\"']\nurl = s3://bucket/folder\n[core]\nremote = storage\n")
 
-    class Answer(http.server.BaseHTTPRequestHandler):
-        def do_any(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        do_GET = do_HEAD = do_PUT = do_any
-
-        def log_message(self, *args: object) -> None:
-            pass
-
     (tmp_path / "aws").touch()
     nowhere = {"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "aws"), "AWS_CONFIG_FILE": str(tmp_path / "aws")}
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        port = 1 if status is None else server.server_port
-        environment = {
-            **keys, **nowhere, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_MAX_ATTEMPTS": "1",
-            "AWS_EC2_METADATA_DISABLED": "true", "AWS_DEFAULT_REGION": "here",
-        }  # fmt: skip
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        for action in ("push", "pull"):
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            cached.write_bytes(content)
-            if action == "pull":
-                shutil.rmtree(project / ".dvc" / "cache")
-            with pytest.raises(StratagemError) as caught:
-                {"push": stages.push, "pull": stages.pull}[action](targets=["own.dvc"])
-            message, said = str(caught.value), capfd.readouterr().err
-            assert message.startswith("own.dvc: DVC says: "), message
-            assert says in message
-            assert SECRET not in message + said
-            assert said == ""
-        server.shutdown()
+    server = proxy(0)
+    server.own, server.status = {"": (0, b"")}, status
+    port = 1 if status is None else server.port
+    environment = {
+        **keys, **nowhere, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_MAX_ATTEMPTS": "1",
+        "AWS_EC2_METADATA_DISABLED": "true", "AWS_DEFAULT_REGION": "here",
+    }  # fmt: skip
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for action in ("push", "pull"):
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        cached.write_bytes(content)
+        if action == "pull":
+            shutil.rmtree(project / ".dvc" / "cache")
+        with pytest.raises(StratagemError) as caught:
+            {"push": stages.push, "pull": stages.pull}[action](targets=["own.dvc"])
+        message, said = str(caught.value), capfd.readouterr().err
+        assert message.startswith("own.dvc: DVC says: "), message
+        assert says in message
+        assert SECRET not in message + said
+        assert said == ""

@@ -1,9 +1,6 @@
-import http.server
 import os
 import socket
 import stat
-import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -96,29 +93,21 @@ def test_an_address_gives_its_password_to_the_variables_that_the_clients_read() 
     assert same == other, "a database's driver reads its password from the address itself"
 
 
-class Answer(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(int(self.path.removeprefix("/")))
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://me:s3cret@127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+@pytest.fixture
+def answering(proxy):
+    """A server that answers each request with its ``status``, and its address."""
+    server = proxy(0)
+    server.own = {"": (0, b"")}
+    return server, f"http://me:s3cret@127.0.0.1:{server.port}/x"
 
 
 @pytest.mark.parametrize(
     ("status", "reason"), [(200, None), (401, None), (404, None), (500, "HTTP status 500"), (502, "HTTP status 502")]
 )
-def test_a_server_answers_also_where_it_lets_nobody_in(address: str, status: int, reason: str | None) -> None:
-    assert network.unreachable_reason(f"{address}/{status}") == reason
+def test_a_server_answers_also_where_it_lets_nobody_in(answering, status: int, reason: str | None) -> None:
+    server, address = answering
+    server.status = status
+    assert network.unreachable_reason(address) == reason
 
 
 @pytest.mark.parametrize(
@@ -167,13 +156,13 @@ def test_a_process_begins_with_no_password_in_an_address_and_no_proxy_before_its
         ({}, None),
     ],
 )
-def test_no_proxy_stands_before_the_servers_of_this_machine(address, monkeypatch, given, direct) -> None:
+def test_no_proxy_stands_before_the_servers_of_this_machine(answering, monkeypatch, given, direct) -> None:
     environment = dict(given)
     network.keep_proxies_out(environment)
     assert (environment.get("no_proxy"), environment.get("NO_PROXY", direct)) == (direct, direct)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert network.unreachable_reason(f"{address}/200") is None
+    assert network.unreachable_reason(answering[1]) is None
 
 
 @pytest.mark.parametrize(("mode", "umask"), [(0o755, 0o077), (0o775, 0o077), (0o2775, 0o007)])
