@@ -28,10 +28,15 @@ def drive(console, logs, epochs=2, steps=3, stop_after=None):
     bar.on_train_end()
 
 
-def test_lines_where_there_is_no_terminal():
+def printed(logs, width=80, **how):
+    """What a training prints where there is no terminal."""
     text = io.StringIO()
-    drive(Console(file=text, width=80), LOGS)
-    assert text.getvalue().splitlines() == [
+    drive(Console(file=text, width=width), logs, **how)
+    return text.getvalue()
+
+
+def test_lines_where_there_is_no_terminal():
+    assert printed(LOGS).splitlines() == [
         "  epoch     loss  accuracy  learning rate",
         "    1/2   2.3026    0.1235       0.000123",
         "    2/2   2.3026    0.1235       0.000123",
@@ -40,10 +45,8 @@ def test_lines_where_there_is_no_terminal():
 
 @pytest.mark.parametrize("epochs", [1, 10, 999])
 def test_no_line_is_longer_than_80_columns(epochs):
-    text = io.StringIO()
     # A console that does not wrap: what is too long stays so.
-    drive(Console(file=text, width=1000), LOGS | VALIDATION, epochs)
-    lines = text.getvalue().splitlines()
+    lines = printed(LOGS | VALIDATION, width=1000, epochs=epochs).splitlines()
     assert len(lines) == 1 + epochs
     assert "val loss  val accuracy" in lines[0]
     assert f"1/{epochs}" in lines[1]
@@ -53,21 +56,18 @@ def test_no_line_is_longer_than_80_columns(epochs):
 
 
 def test_large_metrics_stand_under_their_names():
-    text = io.StringIO()
-    drive(Console(file=text, width=80), LOGS | {"mae": 125082.2109, "val_mae": 90729.71})
-    lines = text.getvalue().splitlines()
+    lines = printed(LOGS | {"mae": 125082.2109, "val_mae": 90729.71}).splitlines()
     assert "125,082.2" in lines[1]
     assert len({len(line) for line in lines}) == 1
 
 
 def test_more_metrics_than_columns_have_their_names_beside_them():
-    text = io.StringIO()
-    drive(Console(file=text, width=80), LOGS | {"my_metrics:share": 0.25, "auc": 0.5} | VALIDATION, epochs=1)
-    assert " ".join(text.getvalue().split()) == (
+    text = printed(LOGS | {"my_metrics:share": 0.25, "auc": 0.5} | VALIDATION, epochs=1)
+    assert " ".join(text.split()) == (
         "epoch 1/1, loss 2.3026, accuracy 0.1235, my_metrics:share 0.2500, auc 0.5000, val loss 12.3457, "
         "val accuracy 1.0000, learning rate 0.000123"
     )
-    assert max(map(len, text.getvalue().splitlines())) <= 80
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def terminal():
@@ -86,11 +86,7 @@ def test_a_bar_only_on_a_terminal():
     # And it is gone at the end: the cursor is there again.
     assert seen.rstrip().endswith("0.000123")
     assert seen.count("\x1b[?25l") == seen.count("\x1b[?25h") == 2
-
-    text = io.StringIO()
-    drive(Console(file=text, width=80), LOGS | VALIDATION, steps=4)
-    assert "━" not in text.getvalue()
-    assert "\x1b" not in text.getvalue()
+    assert not set(printed(LOGS | VALIDATION, steps=4)) & {"━", "\x1b"}
 
 
 def test_an_interrupted_epoch_leaves_no_bar():
