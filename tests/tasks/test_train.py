@@ -276,6 +276,7 @@ ON_THE_HOST = """
 import keras
 import tensorflow as tf
 
+@keras.saving.register_keras_serializable()
 class OnTheHost(keras.layers.Layer):
     def call(self, x):
         return tf.ensure_shape(tf.numpy_function(lambda x: x, [x], tf.float32), x.shape)
