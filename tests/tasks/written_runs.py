@@ -112,8 +112,9 @@ def write_summary(run: records.Run) -> records.RunSummary:
     given = {
         "run_id": run.run_id, "flow_run_id": None, "dataset": run.settings["dataset"]["name"],
         "strategy": "one_device", "loop": "fit", "num_replicas": 1, "epochs": 1, "steps": 2,
-        "examples_per_second": None, "metrics": {}, "checkpoint": "c", "weights_digest": "w", "model_uri": None,
-        "model_version": None, "aliases": (), "seconds": {}, "finished_at": "2026-01-01T00:00:00+00:00",
+        "examples_per_second": None, "metrics": {"test/accuracy": 0.9}, "checkpoint": "c", "weights_digest": "w",
+        "model_uri": None, "model_version": None, "aliases": (), "seconds": {},
+        "finished_at": "2026-01-01T00:00:00+00:00",
     }  # fmt: skip
     summary = records.RunSummary.model_validate(run.lineage.model_dump() | given)
     outcome.save(run, summary)
