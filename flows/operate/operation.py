@@ -4,16 +4,13 @@ Only the user may enter the folder, whatever the mode of mlruns/: it holds the p
 database. `up` runs if its lock is held; the kernel frees the lock when the process dies.
 """
 
-import contextlib
 import re
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 from flows.operate import notifications, servers
 from flows.operate.prefect_server import make_password
@@ -27,8 +24,6 @@ from tasks.system.machine import find_process
 POOL = "local-process"
 """The work pool of prefect.yaml."""
 WORKER = "up"
-# A process that checks whether the lock is free holds it for a moment.
-MOMENT_SECONDS = 2.0
 # A training has 15 s to save its step, its flow run a minute to record how it ended, and its leftovers another minute.
 END_SECONDS = 300.0
 ANSWER_SECONDS = 10.0
@@ -43,16 +38,6 @@ def folder() -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.chmod(0o700)
     return path
-
-
-@contextlib.contextmanager
-def lock() -> Iterator[bool]:
-    """Hold the lock of `stratagem up` within the block; yield False if another process holds it."""
-    try:
-        with FileLock(folder() / "lock", timeout=MOMENT_SECONDS, mode=0o600):
-            yield True
-    except Timeout:
-        yield False
 
 
 def is_held() -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
+from filelock import FileLock, Timeout
 
 from flows.operate import notifications, operation, servers
 from flows.operate.prefect_server import check_proxy, set_environment
@@ -28,6 +29,8 @@ from tasks.system.machine import find_process
 from tasks.system.network import without_secrets
 
 LOOK_SECONDS = 0.5
+# A process that checks whether the lock is free holds it for a moment.
+MOMENT_SECONDS = 2.0
 # If one ends this often before all have answered, a restart will not help.
 MAX_FIRST_ENDS = 3
 
@@ -143,9 +146,11 @@ def keep(when_ready: Callable[[], None]) -> bool:
         stop.set()
         signal.signal(number, signal.SIG_DFL)  # A second one ends this process, and the guards end the others.
 
-    with operation.lock() as is_ours:
-        if not is_ours:
-            return False
+    try:
+        lock = FileLock(operation.folder() / "lock", timeout=MOMENT_SECONDS, mode=0o600).acquire()
+    except Timeout:
+        return False
+    with lock:
         os.umask(0o077)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
@@ -164,8 +169,7 @@ def check_environment() -> None:
     """
     notifications.check()
     url, own = os.environ.get("PREFECT_API_URL"), operation.load()
-    known = [f"{one.address}/api" for one in own.services if one.name == "prefect"] if own else []
-    if url and url.rstrip("/") not in known:
+    if url and (own is None or url.rstrip("/") != f"{own.services[0].address}/api"):
         raise UserError(
             f"PREFECT_API_URL = {url}: `stratagem up` starts its own Prefect server: unset the variable. To start a "
             "worker for your server, use `prefect worker start` (docs/operate.md)"
