@@ -90,7 +90,7 @@ def epochs_logged(run: Run, look_seconds: float = LOOK_SECONDS) -> Iterator[None
             for line in _lines(path)[seen:]:
                 seen += 1
                 if epoch := describe(line):
-                    logger.info(epoch[1])
+                    logger.info(epoch)
 
     thread = threading.Thread(target=follow, name="training-log", daemon=True)
     thread.start()

@@ -162,7 +162,7 @@ def logs(name: str = run_argument(NAMED)) -> None:
     metrics = folder / "metrics.jsonl"
     for line in metrics.read_bytes().splitlines() if metrics.exists() else ():
         if epoch := listing.describe(line):
-            print(epoch[1])
+            print(epoch)
     for log in sorted(folder.glob("logs/*/*.log")):
         text = printable(log.read_text(encoding="utf-8", errors="replace"), keep="\n\t")
         print(f"\n{log.relative_to(folder)}\n{text}")

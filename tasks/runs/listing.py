@@ -294,13 +294,11 @@ def _progress(run: Run, now: datetime) -> RunProgress:
     return RunProgress(run_id=run.run_id, name=run.name, epoch=len(ends), epochs=epochs, seconds_left=seconds_left)
 
 
-def describe(line: bytes) -> tuple[int, str] | None:
-    """Return the last step of an epoch and a sentence about it, from a line of metrics.jsonl; None for a line with
-    other metrics or an incomplete line."""
+def describe(line: bytes) -> str | None:
+    """Return a sentence about an epoch from a line of metrics.jsonl; None for other metrics or an incomplete line."""
     if not (points := _epoch_points(line)):
         return None
-    step = points[0][3]
-    return step, f"step {step:,}: " + ", ".join(f"{name} {units.number(value, 4)}" for name, value, *_ in points)
+    return f"step {points[0][3]:,}: " + ", ".join(f"{name} {units.number(value, 4)}" for name, value, *_ in points)
 
 
 def _epoch_points(line: bytes) -> list[Any]:

@@ -246,18 +246,16 @@ def _log_values(
     source: mlflow.MlflowClient, client: mlflow.MlflowClient, run: Any, there: str, tags: Mapping[str, str]
 ) -> None:
     params = [Param(key, text) for key, text in run.data.params.items()]
-    client.log_batch(there, params=params, tags=[RunTag(key, text) for key, text in tags.items()])
-    known = client.get_run(there).data.metrics
+    known, points = client.get_run(there).data.metrics, []
     for key in run.data.metrics:
-        history = source.get_metric_history(run.info.run_id, key)
         has = client.get_metric_history(there, key) if key in known else []
         steps = {(one.step, one.timestamp, str(one.value)) for one in has}
-        points = [
+        points += [
             Metric(one.key, one.value, one.timestamp, one.step)
-            for one in history
+            for one in source.get_metric_history(run.info.run_id, key)
             if (one.step, one.timestamp, str(one.value)) not in steps
         ]
-        client.log_batch(there, metrics=points)
+    client.log_batch(there, points, params, [RunTag(key, text) for key, text in tags.items()])
     if run.inputs and run.inputs.dataset_inputs:
         client.log_inputs(there, run.inputs.dataset_inputs)
 

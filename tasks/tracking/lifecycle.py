@@ -20,7 +20,7 @@ from tasks.runs import entries, locks, outcome, resume
 from tasks.system import machine
 from tasks.system.errors import UserError
 from tasks.tracking import copier
-from tasks.tracking.metrics import log_metrics, read_metrics, send_missing
+from tasks.tracking.metrics import IN_FLIGHT, log_metrics, read_metrics
 from tasks.tracking.registry import RUN_ID
 from tasks.tracking.store import (
     SQLITE,
@@ -347,7 +347,7 @@ def _mark_killed(own_key: str, except_run_id: str | None) -> None:
                 why = "it was started in another folder, and this folder is a copy of it"
             else:
                 why = outcome.status(run).reason or _died()
-                send_missing(run, read_metrics(run))
+                log_points(run, read_metrics(run)[-IN_FLIGHT:])
             outcome.set_status(run, "KILLED", why)
 
 

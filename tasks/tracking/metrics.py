@@ -5,7 +5,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -14,7 +14,7 @@ from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from tasks import config, records
 from tasks.tracking import copier
 from tasks.tracking.store import is_own_store, own_uri
-from tasks.tracking.writing import MAX_METRICS_PER_BATCH, best_effort, log_points, mlflow_run_id
+from tasks.tracking.writing import best_effort, log_points, mlflow_run_id
 
 SYSTEM_METRICS_EVERY_SECONDS = 5.0
 
@@ -22,6 +22,9 @@ SYSTEM_METRICS_EVERY_SECONDS = 5.0
 STOPPING_SECONDS = 5.0
 
 COPY_EVERY_SECONDS = 10.0
+
+IN_FLIGHT = 1000
+"""How many of the last points of a process that died may not have reached the store."""
 
 
 class MetricWriter:
@@ -45,7 +48,7 @@ class MetricWriter:
         points = read_metrics(self.run)
         for name, _, _, step in points:
             self._known[name] = max(step, self._known.get(name, step))
-        send_missing(self.run, points)
+        log_points(self.run, points[-IN_FLIGHT:])
         with best_effort():
             self._file = _metrics_file(self.run).open("a", encoding="utf-8")
             self._file.write("\n")  # A process that was killed while it wrote left half a line.
@@ -124,11 +127,6 @@ def read_metrics(run: records.Run) -> list[list[Any]]:
         with contextlib.suppress(ValueError, TypeError):  # An empty or incomplete line.
             points += [list(point) for point in json.loads(line)]
     return points
-
-
-def send_missing(run: records.Run, points: Sequence[list[Any]]) -> None:
-    """Write the last points of a run whose process died, because they may not have reached the store."""
-    log_points(run, points[-MAX_METRICS_PER_BATCH:])
 
 
 def points_of(metrics: Mapping[str, float], step: int) -> list[list[Any]]:

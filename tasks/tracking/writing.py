@@ -23,7 +23,6 @@ from tasks.tracking.store import SQLITE, is_own_store, open_own_store, own_uri, 
 logger = logging.getLogger(__name__)
 
 # MLflow's limits.
-MAX_METRICS_PER_BATCH = 1000
 MAX_PARAM_LENGTH = 6000
 MAX_TAG_LENGTH = 8000
 
@@ -64,7 +63,8 @@ def log_params(run: records.Run, texts: Mapping[str, str]) -> None:
 
 
 def log_points(run: records.Run, points: Iterable[Sequence[Any]]) -> bool:
-    """Add points of metrics, each with the fields of MLflow's ``Metric``; return whether the store has all of them."""
+    """Add points of metrics, each with the fields of MLflow's ``Metric``; return whether the store has all of them.
+    Points that it already has stay as they are."""
     as_in_keras = run.settings.get("tracking", {}).get("metric_names") == "keras"
     metrics = [Metric(keras_log_name(name) if as_in_keras else name, *rest) for name, *rest in points]
     return write(run, lambda client, run_id: client.log_batch(run_id, metrics=metrics))

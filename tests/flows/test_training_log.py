@@ -12,7 +12,7 @@ from flows import stages, training
 SAID = [
     (
         [["train/loss", 0.5, 1, 1200], ["train/accuracy", 0.98765, 1, 1200]],
-        (1200, "step 1,200: train/loss 0.5, train/accuracy 0.9877"),
+        "step 1,200: train/loss 0.5, train/accuracy 0.9877",
     ),
     ([["system/cpu_utilization_percentage", 50.0, 1, 3]], None),
     ([], None),
