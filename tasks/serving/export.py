@@ -80,7 +80,7 @@ def export(
         trained_models.copy_meaning(file, new)
         package = trained_models.copy_encoder(new)
         (new / PROGRAM).write_text(formats.program(exporter, package), encoding="utf-8")
-        files_of_it = _digests(new)
+        files_of_it = trained_models.digests(new)
         (new / MANIFEST).write_text(json.dumps({"files": files_of_it}), encoding="utf-8")
         with _explaining(what, target):
             examples = _examples(model, settings, prepared, None if exporter.rounds else MAX_BATCHES)
@@ -148,7 +148,7 @@ def _find_export(target: Path, format: str, run: Run, model_digest: str) -> Expo
         raise UserError(f"{target} already exists and is not an export. {remedy}") from None
     if (found.format, found.run_id, found.model_digest) != (format, run.run_id, model_digest):
         raise UserError(f"{target} already contains another model, of run {found.run_id} as {found.format}. {remedy}")
-    if found.files != _digests(target):
+    if found.files != trained_models.digests(target):
         raise UserError(
             f"{target} already contains this export, but its files were changed, added or removed. {remedy}"
         )
@@ -231,11 +231,3 @@ def _metrics(settings: config.Settings, prepared: PreparedDataset, labels: Any, 
     """Return the task's metrics with the names of an evaluation."""
     measured = metrics.compute(prepared.target.task, labels, values, metrics.without_file(settings))
     return {f"test/{name}": value for name, value in measured.items()}
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file below a folder, except the manifest and Python's bytecode caches."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
-    return {
-        path.relative_to(folder).as_posix(): files.digest(path) for path in paths if "__pycache__" not in path.parts
-    }

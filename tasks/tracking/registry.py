@@ -154,7 +154,8 @@ def find_rollback(name: str) -> Rollback:
     if not kept:
         gone = f", and version {', '.join(earlier)} no longer exists" if earlier else ""
         who = "no version is" if champion is None else f"version {champion} is the first that was"
-        raise UserError(f"'{name}' cannot be rolled back: {who} @{config.CHAMPION}{gone}")
+        how = ": `stratagem models register RUN --force` makes another model the champion" if champion is None else ""
+        raise UserError(f"'{name}' cannot be rolled back: {who} @{config.CHAMPION}{gone}{how}")
     missing = tuple(earlier[_end_of(kept[-1], earlier) :])
     return Rollback(versions, kept[-1], local_run_id(client, versions.found[kept[-1]].run_id), missing, earlier)
 

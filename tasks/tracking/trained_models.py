@@ -97,10 +97,15 @@ def copy_meaning(keras_file: Path, folder: Path) -> None:
 
 def write_manifest(folder: Path) -> None:
     """Write the sha256 of each file of a model into its folder."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
-    found = {path.relative_to(folder).as_posix(): files.digest(path) for path in paths if path.name != MANIFEST}
     with files.replacing(folder / MANIFEST) as temporary:
-        temporary.write_text(json.dumps({"files": found}, indent=2), encoding="utf-8")
+        temporary.write_text(json.dumps({"files": digests(folder)}, indent=2), encoding="utf-8")
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Return the sha256 of each file below a folder, except its manifest, hidden files and Python's bytecode caches."""
+    left_out = [folder / MANIFEST, folder / EXPORT_MANIFEST, *folder.rglob(".*"), *folder.rglob("__pycache__/*")]
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path not in left_out)
+    return {path.relative_to(folder).as_posix(): files.digest(path) for path in paths}
 
 
 def verify(name: str, keras_file: Path, manifest: Path) -> None:

@@ -270,7 +270,7 @@ def test_a_champion_that_was_deleted(store: Path) -> None:
     assert (rolled.before, rolled.now, rolled.missing) == (None, "1", ("2", "3"))
     assert (aliases(name), history(name)) == ({"challenger": "4", "champion": "1"}, "1")
     client.delete_model_version(name, "1")
-    with pytest.raises(UserError, match="no version is @champion, and version 1 no longer exists"):
+    with pytest.raises(UserError, match="version 1 no longer exists: `stratagem models register RUN --force` makes"):
         roll_back(name)
 
 

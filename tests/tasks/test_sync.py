@@ -226,6 +226,20 @@ def test_what_is_no_store_is_refused(
     assert "secret" not in str(refused.value)
 
 
+def test_an_experiment_that_was_deleted_there_is_named_and_nothing_is_lost(
+    store: Path, sync: Callable[..., records.Sync], team: str
+) -> None:
+    end_run(Trained().run, "FINISHED")
+    client = MlflowClient(team)
+    place = client.create_experiment("digits")
+    client.delete_experiment(place)
+    (left,) = sync().runs
+    assert (left.outcome, left.there) == ("left out", None)
+    assert f"`mlflow experiments restore --experiment-id {place}`" in left.reason
+    client.restore_experiment(place)
+    assert [one.outcome for one in sync().runs] == ["delivered"]
+
+
 def test_a_run_that_is_not_in_the_own_store_is_named(
     store: Path, sync: Callable[..., records.Sync], empty_store: Path
 ) -> None:
