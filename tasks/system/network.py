@@ -64,8 +64,8 @@ def _secrets(environment: Mapping[str, str]) -> list[str]:
             found |= _secrets_of_addresses(value)
         if not SECRETS.search(name):
             continue
-        if "://" in value:
-            userinfo = value.partition("://")[2].rpartition("@")[0]
+        if "://" in value or name.endswith(("URL", "URI")):
+            userinfo = (value.partition("://")[2] or value).rpartition("@")[0]
             value = userinfo.partition(":")[2]
         elif name.endswith("AUTH_STRING"):
             value = value.partition(":")[2] or value

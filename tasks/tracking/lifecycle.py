@@ -174,7 +174,7 @@ def start_run(
         **new.tags,
         "mlflow.parentRunId": new.parent_run_id,
     }
-    if not (is_own_store() or store_uri().startswith("http")):
+    if not is_own_store() and ("#" in store_uri() or not store_uri().startswith("http")):
         open_store()  # Refuses an address that MLflow cannot use; a server may start later.
     run_id = _create_run(experiment, start_time, present(tags))
     # With the id first, runs differ even where a UI truncates names, and a chart's legend leads to the folder.

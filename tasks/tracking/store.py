@@ -158,6 +158,9 @@ def _check_schema(path: Path) -> None:
 
 
 def _check_server(uri: str) -> None:
+    if "#" in uri:
+        server = uri.partition("#")[0].rstrip("/")
+        raise UserError(f"MLFLOW_TRACKING_URI = {uri} is the address of a page. Use that of its server: {server}")
     # MLflow's client retries for 246 s before it reports that a server is down.
     # A server that is down refuses immediately; a busy server gets the usual timeout.
     seconds = 3.0, min(float(MLFLOW_HTTP_REQUEST_TIMEOUT.get()), 30.0)

@@ -34,6 +34,7 @@ def test_an_address_is_shown_without_its_user_and_password(text: str, shown: str
         ("AWS_SECRET_ACCESS_KEY", "s3cret-1", "the password s3cret-1 is wrong"),
         ("MLFLOW_TRACKING_PASSWORD", "s3cret-1", "the password s3cret-1 is wrong"),
         ("MLFLOW_TRACKING_URI", "http://me:s3cret%2F1@host", "the password s3cret/1 or s3cret%2F1 is wrong"),
+        ("MLFLOW_TRACKING_URI", "me:s3cret-1@host:5000", "the password s3cret-1 is wrong"),
         ("PREFECT_API_AUTH_STRING", "admin:s3cret-1", "the password s3cret-1 is wrong"),
         (
             "AZURE_STORAGE_CONNECTION_STRING",

@@ -119,11 +119,23 @@ def test_a_server_that_is_down_is_named_at_once(project: Path, monkeypatch: pyte
         open_store()
 
 
-def test_the_address_of_a_server_without_its_scheme_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for address in ("127.0.0.1:5000", "mlflow.example.org:80/"):
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-        with pytest.raises(UserError, match=r"^MLFLOW_TRACKING_URI: .* Write http:// before its host$"):
-            open_store()
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:5000", "Write http:// before its host"),
+        ("mlflow.example.org:80/", "Write http:// before its host"),
+        ("http://host:80/#/experiments/1", "is the address of a page. Use that of its server: http://host:80"),
+        ("my_runs", "MLFLOW_TRACKING_URI = my_runs cannot be used: "),
+    ],
+)
+def test_an_address_that_is_not_a_servers_is_refused_before_a_run(
+    store: Path, monkeypatch: pytest.MonkeyPatch, address: str, said: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    for refuse in (open_store, start):
+        with pytest.raises(UserError) as refused:
+            refuse()
+        assert said in str(refused.value)
 
 
 def test_the_users_own_store_is_honoured(project: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
