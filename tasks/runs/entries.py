@@ -105,7 +105,8 @@ def resolve(name: str, dataset: str | None = None) -> Run:
     if name == "latest":
         return newest(dataset)
     if PREFIX.fullmatch(name):
-        found = [run.run_id for run in find_runs("runs") if run.run_id.startswith(name)]
+        folders = [folder.rpartition("/")[2] for folder in _folders_in(config.project_root(), "runs")]
+        found = [one for one in folders if one.startswith(name) and is_id(one)]
         if len(found) > 1:
             raise UserError(
                 f"run '{name}': {len(found):,} runs begin with it: {errors.listed(sorted(found), 5)}. Add more letters"

@@ -172,7 +172,7 @@ def test_a_run_of_another_format_is_named_at_a_start_and_left_out(three, caplog)
     assert listing.list_runs(ALL).unreadable[folder].startswith(said)
     assert len([message for message in caplog.messages if message.startswith(said)]) == 1
     with pytest.raises(UserError, match="has format 0"):
-        entries.find_run(run_id_of(2))
+        entries.resolve("0002")
 
 
 def test_a_run_is_named_by_the_beginning_of_its_id(three):
