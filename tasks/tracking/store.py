@@ -31,6 +31,8 @@ PAGE = 100
 # Errors that a retry cannot fix.
 NOT_THERE = "RESOURCE_DOES_NOT_EXIST"
 REFUSALS = ("BAD_REQUEST", "INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", NOT_THERE)
+DENIED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+CREDENTIALS = ": set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 
 # Pauses between retries.
 PAUSES_SECONDS = (0.5, 1.0, 2.0, 2.0)
@@ -191,8 +193,10 @@ def retried(work: Callable[P, T]) -> Callable[P, T]:
                 full = files.find_full_disk(error, store_uri().removeprefix(SQLITE))
                 if full is not None and is_own_store():
                     raise full from None
-                if pause is None or "timed out" in str(error):  # No retry if the server hangs.
-                    raise Unavailable(f"{store_uri()}: MLflow fails ({error})") from None
+                refused = error.error_code in DENIED
+                if pause is None or refused or "timed out" in str(error):  # No retry if the server hangs.
+                    what = str(error).partition(". Response body:")[0]  # It may be a page of a proxy.
+                    raise Unavailable(f"{store_uri()}: MLflow fails ({what}){CREDENTIALS if refused else ''}") from None
             time.sleep(pause)
         raise AssertionError
 

@@ -571,6 +571,14 @@ def test_a_server_that_fails_or_has_another_version_costs_a_warning(
     assert (uncopied(), outcome.status(run).status) == ([run.run_id], "FINISHED")
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_server_that_refuses_the_user_is_asked_once_and_names_the_variables(odd: Any, status: int) -> None:
+    odd.own, odd.status = {"": (0, b"<html>a page of a proxy</html>")}, status
+    with pytest.raises(Unavailable, match=rf"failed with error code {status} != 200\): set MLFLOW_TRACKING_USERNAME"):
+        registry.find_versions("digits")
+    assert len([path for path in odd.asked if "/api/" in path]) == 1
+
+
 def test_a_server_that_hangs_is_asked_once(odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [start(), start(), start()]
     for run in runs:
