@@ -106,16 +106,13 @@ def _encode_for(found: TrainedModel, prepared: PreparedDataset, folder: Path) ->
     return kinds.encode_test_rows(prepared, found.encoding, folder)
 
 
-def check(outputs: npt.NDArray[Any], prepared: PreparedDataset, rows: Sequence[int] | None = None) -> None:
-    """Raise ``StratagemError`` if outputs have a wrong shape or values that are not finite."""
-    count = prepared.splits["test"].num_examples if rows is None else len(rows)
-    if outputs.shape != (count, prepared.target.num_outputs):
-        raise StratagemError(f"its outputs have the shape {outputs.shape}")
-    check_numbers(outputs)
-
-
-def check_numbers(outputs: npt.NDArray[Any]) -> None:
-    """Raise ``StratagemError`` if numbers are not finite; the outputs of another program's model may be texts."""
+def check(outputs: npt.NDArray[Any], prepared: PreparedDataset | None, rows: Sequence[int] | None = None) -> None:
+    """Raise ``StratagemError`` if outputs have a wrong shape, as far as the data are known, or numbers that are not
+    finite; the outputs of another program's model may be texts."""
+    if prepared is not None:
+        count = prepared.splits["test"].num_examples if rows is None else len(rows)
+        if outputs.shape != (count, prepared.target.num_outputs):
+            raise StratagemError(f"its outputs have the shape {outputs.shape}")
     if np.issubdtype(outputs.dtype, np.number) and not np.isfinite(outputs).all():
         raise StratagemError("its outputs are not finite numbers")
 
