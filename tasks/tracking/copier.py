@@ -94,14 +94,14 @@ def copy(run: records.Run, whole: bool = True, seconds: float = LOCK_SECONDS) ->
         seconds: how long to wait for another process or thread that copies this run.
 
     Raises:
-        UserError: another process is still copying the run, or one of the stores cannot be used.
+        UserError: another process is still copying the run, the copy was deleted, or a store cannot be used.
     """
     try:
         with FileLock(config.project_root() / run.folder / ".sync.lock", timeout=seconds):
             done = _copy(run, whole)
     except Timeout:
         raise UserError(f"another process is copying run {run.run_id}: wait until it ends") from None
-    if whole and done.outcome != "left out":
+    if whole:
         (config.project_root() / run.folder / entries.UNCOPIED).unlink(missing_ok=True)
     return done
 
@@ -119,8 +119,7 @@ def _copy(run: records.Run, whole: bool) -> Synced:
     copy_there = _find_copy(client, experiment_id, run.run_id)
     there: Any = copy_there.info.run_id if copy_there is not None else None
     if copy_there is not None and copy_there.info.lifecycle_stage == "deleted":
-        why = f"its copy was deleted: mlflow runs restore --run-id {there}"
-        return Synced(**told, outcome="left out", there=there, reason=why)
+        raise UserError(f"its copy was deleted: mlflow runs restore --run-id {there}")
     if copy_there is not None and copy_there.data.tags.get(DIGEST) == digest:
         known = [text for key, text in copy_there.data.tags.items() if key == "model_version"]
         return Synced(**told, outcome="up to date", there=there, versions=tuple(known))
@@ -175,10 +174,7 @@ def copy_run(run: records.Run, whole: bool, seconds: float = LOCK_SECONDS) -> st
     if is_own_store():
         return None
     try:
-        done = copy(run, whole, seconds)
-        if done.outcome == "left out":
-            raise Unavailable(str(done.reason))
-        return done.there
+        return copy(run, whole, seconds).there
     except Exception as error:  # The run continues without the server.
         if run.run_id not in _WARNED:
             _WARNED.add(run.run_id)
@@ -197,14 +193,12 @@ def copy_model(run: records.Run, model_uri: str) -> str:
         Unavailable: the copy fails, or another process is still copying the run.
     """
     try:
-        done = copy(run, whole=False)
-        there = None
-        if done.there is not None and done.outcome != "left out":
-            there = retried(_find_model_copy)(open_store(), done.there, model_uri.removeprefix("models:/"))
+        copied = str(copy(run, whole=False).there)
+        there = retried(_find_model_copy)(open_store(), copied, model_uri.removeprefix("models:/"))
     except Exception as error:  # A server may give any answer.
         raise Unavailable(str(error)) from error
     if there is None:
-        raise Unavailable(f"{store_uri()} does not have the model {model_uri} of run {run.run_id}: {done.reason}")
+        raise Unavailable(f"{store_uri()} does not have the model {model_uri} of run {run.run_id} any more")
     return f"models:/{there.model_id}"
 
 
