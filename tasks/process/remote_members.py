@@ -5,8 +5,8 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -83,11 +83,12 @@ class Allocation(Child):
     def open(self, member: Member, entry: str, environment: Mapping[str, str], log: Path | None) -> "PlacedProcess":
         """Start a member at its place: `python -m tasks ENTRY`; the arguments are those of `cluster.MemberProcess`."""
         place = self.members.index(member)
-        process = self._at[place] = PlacedProcess(member, entry, partial(self._tell, place), self._replies)
+        process = self._at[place] = PlacedProcess(member, entry, partial(self._tell, place, "tell"), self._replies)
         # Omit variables that each node sets itself, unless the engine chose a value for this member.
         of_node = OF_A_NODE - member.environment.keys()
-        given = {name: value for name, value in environment.items() if not name.startswith("RAY_")}
-        given = {name: value for name, value in given.items() if name not in of_node}
+        given = {
+            name: value for name, value in environment.items() if name not in of_node and not name.startswith("RAY_")
+        }
         log_file = str(log) if log is not None else None
         self._tell(place, "start", ["-m", "tasks", entry], str(config.project_root().resolve()), given, log_file)
         return process
@@ -124,8 +125,7 @@ class PlacedProcess:
         """Whether it can be restarted at the same place."""
         self._tell = tell
         self._replies = replies
-        self._over = threading.Event()
-        self._death = ""
+        self._death: Future[str] = Future()
 
     def take(self, message: Message) -> None:
         """Handle a message about the process."""
@@ -134,21 +134,19 @@ class PlacedProcess:
             sys.stderr.flush()
         elif "reply" in message:
             self._replies.put((self, message["reply"]))
-        elif not self._over.is_set():
+        elif self.alive:
             self.has_place = not message.get("lost", False)
-            self._death = message["ended"]
-            self._over.set()
+            self._death.set_result(message["ended"])
             self._replies.put((self, None))
 
     @property
     def alive(self) -> bool:
-        return not self._over.is_set()
+        return not self._death.done()
 
     @property
     def death(self) -> str:
         """How the process died."""
-        self._over.wait()
-        return self._death
+        return self._death.result()
 
     def send(self, request: Message) -> None:
         """Send a request. Ignore that the process has died: the replies include its end."""
@@ -156,15 +154,15 @@ class PlacedProcess:
 
     def send_signal(self, number: int) -> None:
         """Send a signal: SIGINT stops the running stage."""
-        self._tell("signal", number)
+        self._tell("send_signal", number)
 
     def kill(self) -> None:
         """Kill the process, even if it is stopped, and wait for it."""
         self.send_signal(signal.SIGKILL)
-        self._over.wait(lifetime.GRACE_SECONDS)  # A lost machine does not answer.
+        wait([self._death], lifetime.GRACE_SECONDS)  # A lost machine does not answer.
 
     def close(self) -> None:
         """End the process and wait for it."""
-        self._tell("close")
-        if not self._over.wait(lifetime.GRACE_SECONDS):
+        self._tell("close_input")
+        if wait([self._death], lifetime.GRACE_SECONDS).not_done:
             self.kill()

@@ -278,7 +278,7 @@ def test_an_actor_runs_a_member_hears_it_and_leaves_nothing(tmp_path, monkeypatc
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # As Ray's threads have it.
     actor.start(["work.py", "member"], str(tmp_path), {"OTHER": "given"}, None)
     assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    actor.send({"id": 1})
+    actor.tell("send", {"id": 1})
     heard = []
     while {"reply": {"id": 1}} not in heard or len(heard) < 3:
         heard.append(actor.read())
@@ -286,11 +286,11 @@ def test_an_actor_runs_a_member_hears_it_and_leaves_nothing(tmp_path, monkeypatc
     assert (first, other, blocked) == ("member", "given", "set()")
     assert {"stderr": "for the terminal\n"} in heard
     assert folder == str(tmp_path), "the node's own"
-    actor.signal(signal.SIGKILL)
+    actor.tell("send_signal", signal.SIGKILL)
     assert actor.read() == {"ended": "SIGKILL"}
     actor.start(["work.py", "again"], str(tmp_path), {"OTHER": ""}, str(tmp_path / "log"))
     assert actor.read()["reply"][0] == "again"
-    actor.close()
+    actor.tell("close_input")
     assert actor.read() == {"ended": "exit code 0"}
     assert (tmp_path / "log").read_text() == "for the terminal\n"
     tempfile.tempdir = None

@@ -101,7 +101,7 @@ class MemberActor:
         sys.path[:0] = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), project]
         from tasks.system.child import Child
 
-        self.close()
+        self.tell("close_input")
         own = {name: os.environ[name] for name in OF_A_NODE if name in os.environ}
         everything = {**own, **environment, "TMPDIR": tempfile.gettempdir()}
         # Ray's threads block SIGINT, and child processes inherit this: a member could not be interrupted.
@@ -123,20 +123,10 @@ class MemberActor:
 
         child.listen(take)
 
-    def send(self, request: dict[str, Any]) -> None:
-        """Send a request to the member; do nothing if it has died."""
+    def tell(self, do: str, *arguments: Any) -> None:
+        """Call a method of the member's `Child`, such as `send`; do nothing if it could not be started."""
         if self._child is not None:
-            self._child.send(request)
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the member."""
-        if self._child is not None:
-            self._child.send_signal(number)
-
-    def close(self) -> None:
-        """Close the member's standard input, which ends it."""
-        if self._child is not None:
-            self._child.close_input()
+            getattr(self._child, do)(*arguments)
 
     def read(self) -> dict[str, Any]:
         """Wait for a message from the member or its end, and return it."""
@@ -215,14 +205,7 @@ def _connect() -> None:
 def _place(
     section: config.Cluster, counts: Sequence[int], cpus: int | None, log: str, say: Say
 ) -> tuple[list[Any], list[str], int]:
-    """Return the actors, the address of each, and their cores.
-
-    Args:
-        section: the strategy's settings.
-        counts: allowed numbers of workers, the largest first.
-        cpus: cores of each process; None divides the nodes' cores.
-        log: a file in the project's folder.
-        say: receives a sentence if the wait takes longer.
+    """Return the actors, the address of each, and their cores; see ``Allocation`` for the arguments.
 
     Raises:
         UserError: the cluster has too few nodes, or these do not share the project's folder.
