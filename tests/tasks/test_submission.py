@@ -13,7 +13,7 @@ import yaml
 
 from tasks import config, records
 from tasks.operations import submission
-from tasks.operations.submission import Request, kubernetes, slurm
+from tasks.operations.submission import kubernetes, slurm
 from tasks.strategies import engines
 from tasks.strategies.engines import kubernetes as pods
 from tasks.strategies.engines import slurm as launcher
@@ -32,12 +32,12 @@ def root(tmp_path, monkeypatch):
 def request_of(number, folder=Path("/project/mlruns/jobs/0a1b2c3d"), **options):
     sets = ["strategy.kind=multi_worker", f"strategy.workers={number}"]
     settings = config.load(None, sets)
-    return Request("digits-multi_worker", settings, options, folder)
+    return settings, options, folder
 
 
 def test_a_script_is_valid_and_asks_for_what_was_given(tmp_path):
     folder = tmp_path / "100% mine" / "mlruns" / "jobs" / "0a1b2c3d"
-    text = slurm.write(request_of(4, folder, nodes="2", time="01:00:00", qos="long queue"))
+    text = slurm.write(*request_of(4, folder, nodes="2", time="01:00:00", qos="long queue"))
     checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=True)
     assert checked.stderr == ""
     asked = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
@@ -59,7 +59,7 @@ def test_a_script_is_valid_and_asks_for_what_was_given(tmp_path):
 )
 def test_what_cannot_be_is_refused(options, said):
     with pytest.raises(UserError, match=said) as error:
-        slurm.write(request_of(2, **options))
+        slurm.write(*request_of(2, **options))
     assert error.value.exit_code == 2
 
 
@@ -88,7 +88,7 @@ def test_a_job_without_a_checkpoint_is_not_queued_for_ever(tmp_path):
     ):
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o700)
-    script = slurm.write(request_of(2, folder))
+    script = slurm.write(*request_of(2, folder))
 
     def starts():
         environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
@@ -173,8 +173,7 @@ def manifests():
     """Return the manifests of a job, by kind."""
 
     def manifests(number, **options):
-        folder = Path("/project/mlruns/jobs/0a1b2c3d")
-        text = kubernetes.write(request_of(number, folder, image="example.org/stratagem:1", claim="project", **options))
+        text = kubernetes.write(*request_of(number, image="example.org/stratagem:1", claim="project", **options))
         return {one["kind"]: one for one in yaml.safe_load_all(text)}
 
     return manifests
@@ -264,9 +263,9 @@ def test_the_jobs_of_a_parameter_server_are_told_by_rank(root, monkeypatch):
 
 def test_what_kubernetes_needs_is_asked_for(root):
     with pytest.raises(UserError, match=r"--option image=... is missing: the container image"):
-        kubernetes.write(request_of(2))
+        kubernetes.write(*request_of(2))
     with pytest.raises(UserError, match=r"--option claim=... is missing"):
-        kubernetes.write(request_of(2, image="one"))
+        kubernetes.write(*request_of(2, image="one"))
 
 
 # The tasks of a step
@@ -336,10 +335,10 @@ def test_a_process_has_the_gpus_of_the_settings_unless_its_devices_may_be_forced
     of_pods = {"image": "example.org/stratagem:1", "claim": "project"}
 
     def asked(**options):
-        script = slurm.write(Request("x", settings, options, folder))
+        script = slurm.write(settings, options, folder)
         found = re.search("^#SBATCH --gpus-per-task=(.*)$", script, re.MULTILINE)
         options = {"gpus": options["gpus-per-task"]} if options else {}
-        *_, job = yaml.safe_load_all(kubernetes.write(Request("x", settings, of_pods | options, folder)))
+        *_, job = yaml.safe_load_all(kubernetes.write(settings, of_pods | options, folder))
         (container,) = job["spec"]["template"]["spec"]["containers"]
         return found and found[1], container["resources"]["limits"].get("nvidia.com/gpu")
 

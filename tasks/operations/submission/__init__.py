@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,27 +27,14 @@ SETTINGS_FILE = "settings.yaml"
 """In a job's folder: the run's settings as a recipe."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """A run to submit."""
+def name_of(settings: config.Settings) -> str:
+    """Return a run's name in the engine's lists."""
+    return f"{settings.dataset.name}-{settings.strategy.kind}"
 
-    name: str
-    """The job's name in the engine's lists."""
-    settings: config.Settings
-    options: Mapping[str, str]
-    """Values of the engine's ``OPTIONS`` by name, such as `nodes` and `time`."""
-    folder: Path
-    """The job's own folder, with its script, its log and `SETTINGS_FILE`."""
 
-    @property
-    def num_processes(self) -> int:
-        """The number of processes of the cluster, or 1."""
-        return self.settings.strategy.num_processes
-
-    @property
-    def recipe(self) -> str:
-        """The settings as a recipe, so that later changes of params.yaml do not affect the job."""
-        return yaml.safe_dump(self.settings.model_dump(mode="json", by_alias=True), sort_keys=False)
+def recipe_of(settings: config.Settings) -> str:
+    """Return settings as a recipe, so that later changes of params.yaml do not affect the job."""
+    return yaml.safe_dump(settings.to_json(), sort_keys=False)
 
 
 def ask(launcher: str, command: Sequence[str], install: str, silent: Collection[str], see: str) -> str:
@@ -144,22 +130,21 @@ def submit(
         if not value.isprintable():  # A new line in the script could be another directive.
             raise UserError(f"{name} = {value!r}: remove line breaks and other control characters")
     folder = config.project_root().resolve() / FOLDER / secrets.token_hex(4)
-    request = Request(f"{settings.dataset.name}-{settings.strategy.kind}", settings, options, folder)
-    text: str = found.write(request)
+    text: str = found.write(settings, options, folder)
     if only_write:
         return text, None
     folder.mkdir(parents=True, mode=0o700)
     try:
-        (folder / SETTINGS_FILE).write_text(request.recipe, encoding="utf-8")
+        (folder / SETTINGS_FILE).write_text(recipe_of(settings), encoding="utf-8")
         (folder / found.FILE).write_text(text, encoding="utf-8")
         job_id, place = found.submit(folder / found.FILE)
         job = records.Job(
             engine=engine,
             id=job_id,
             place=place,
-            name=request.name,
+            name=name_of(settings),
             folder=str(FOLDER / folder.name),
-            num_processes=request.num_processes,
+            num_processes=settings.strategy.num_processes,
             submitted_at=records.now(),
         )
         records.save(job, folder / "job.json")

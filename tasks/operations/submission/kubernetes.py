@@ -8,13 +8,13 @@ repeat (https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failu
 import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
 
-from tasks import records
-from tasks.operations.submission import Request, ask, number, render
+from tasks import config, records
+from tasks.operations.submission import ask, name_of, number, recipe_of, render
 from tasks.strategies.engines import threads_of
 from tasks.strategies.engines.kubernetes import ADDRESSES
 from tasks.system.errors import StratagemError, UserError
@@ -36,30 +36,30 @@ PORT = 2222
 NAMESPACE = "jsonpath={..namespace}"
 
 
-def write(request: Request) -> str:
-    """Return the manifests, as a YAML stream.
+def write(settings: config.Settings, given: Mapping[str, str], folder: Path) -> str:
+    """Return the manifests of a job with these options and this folder, as a YAML stream.
 
     Raises:
         UserError: an option has a wrong value, or one that is needed is missing.
     """
-    options = dict(request.options)
+    options = dict(given)
     for name in ("image", "claim"):
         if name not in options:
             raise UserError(f"launcher kubernetes: --option {name}=... is missing: {OPTIONS[name]}")
     # A pod's name, the job's with an index, is a DNS label: 63 characters at most.
-    plain = re.sub(r"[^a-z0-9]+", "-", request.name.lower()).strip("-")[:30]
-    name = f"stratagem-{plain}-{request.folder.name}"
-    addresses = [f"{name}-{index}.{name}:{PORT}" for index in range(request.num_processes)]
+    plain = re.sub(r"[^a-z0-9]+", "-", name_of(settings).lower()).strip("-")[:30]
+    name = f"stratagem-{plain}-{folder.name}"
+    addresses = [f"{name}-{index}.{name}:{PORT}" for index in range(settings.strategy.num_processes)]
     environment = {ADDRESSES: ",".join(addresses)} if len(addresses) > 1 else {}
     if (cpu := options.get("cpu", "")).isdecimal():  # TensorFlow would start a thread for each core of the node.
         environment |= threads_of(int(cpu))
-    gpus = options.get("gpus") or request.settings.strategy.required_gpus
+    gpus = options.get("gpus") or settings.strategy.required_gpus
     asked = {"cpu": options.get("cpu"), "memory": options.get("memory"), "nvidia.com/gpu": gpus}
     return render(
         "kubernetes.yaml.j2",
         name=name,
-        label=request.folder.name,
-        recipe=request.recipe,
+        label=folder.name,
+        recipe=recipe_of(settings),
         addresses=addresses,
         environment=environment,
         resources={key: str(value) for key, value in asked.items() if value is not None},

@@ -5,11 +5,11 @@ Slurm's manual explains the options: https://slurm.schedmd.com/sbatch.html.
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tasks import config, records
-from tasks.operations.submission import SETTINGS_FILE, Request, ask, number, render
+from tasks.operations.submission import SETTINGS_FILE, ask, name_of, number, render
 from tasks.system.errors import UserError
 
 FILE = "job.sh"
@@ -32,17 +32,17 @@ OWN = ("chdir", "distribution", "job-name", "ntasks", "open-mode", "output", "re
 SIGNALS = ("TERM", "INT", "HUP")
 
 
-def write(request: Request) -> str:
-    """Return the batch script.
+def write(settings: config.Settings, given: Mapping[str, str], folder: Path) -> str:
+    """Return the batch script of a job with these options and this folder.
 
     Raises:
         UserError: an option has a wrong value, or there are more nodes than processes.
     """
-    options = dict(request.options)
-    nodes = number(options, "nodes", request.num_processes)
-    if nodes > request.num_processes:
+    options, num_processes = dict(given), settings.strategy.num_processes
+    nodes = number(options, "nodes", num_processes)
+    if nodes > num_processes:
         raise UserError(
-            f"nodes = {nodes}: the number of processes is {request.num_processes}, so a node would be idle. "
+            f"nodes = {nodes}: the number of processes is {num_processes}, so a node would be idle. "
             "Use fewer nodes, or a strategy of more processes, such as --set strategy.kind=multi_worker --set "
             f"strategy.workers={nodes}"
         )
@@ -53,16 +53,15 @@ def write(request: Request) -> str:
             f"signal = {signal}: a run saves its step on {', '.join(SIGNALS)}. Use one of them and the seconds before "
             "the end, such as TERM@120"
         )
-    if (gpus := request.settings.strategy.required_gpus) is not None:
+    if (gpus := settings.strategy.required_gpus) is not None:
         options.setdefault("gpus-per-task", str(gpus))
-    folder = str(request.folder)
     return render(
         "slurm.sh.j2",
-        name=request.name,
-        project=str(request.folder.parents[2]),
-        folder=folder,
+        name=name_of(settings),
+        project=str(folder.parents[2]),
+        folder=str(folder),
         nodes=nodes,
-        num_processes=request.num_processes,
+        num_processes=num_processes,
         signal=signal,
         max_restarts=number(options, "max-restarts", 100),
         options=options,
