@@ -97,7 +97,7 @@ def predicted(one: Published) -> tuple[float, float, float]:
         examples_a_device=1,
         compute_seconds=[one.compute_seconds],
     )
-    return found.efficiency, *found.efficiency_range
+    return found.efficiency, *found.ranges["efficiency"]
 
 
 def divided(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:

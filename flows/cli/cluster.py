@@ -168,37 +168,42 @@ def plan(
         checkpoint_seconds=given_checkpoint or (measured.checkpoint_seconds if measured is not None else None),
     )
     yield found
+
+    def shown(name: str, write: Callable[[float], str]) -> str:
+        """Return a predicted value and its bounds."""
+        low, high = map(write, found.ranges[name])
+        return f"{write(getattr(found, name))} ({low} to {high})"
+
     lines = {
         "workers": f"{found.workers} of {found.devices} devices, {found.bandwidth / 1e9:g} Gbit/s, "
         f"{units.duration(found.latency_seconds)}",
         "sums": SUMMED[found.communication],
         "model": f"{found.parameters:,} parameters, {units.size(found.gradient_bytes)} of gradients",
         "batch": f"{found.global_batch_size:,} examples per step",
-        "step": units.duration(found.step_seconds) + _range(units.duration, found.step_seconds_range),
+        "step": shown("step_seconds", units.duration),
         **{
             f"  {name}": f"{units.duration(seconds)}, {seconds / found.step_seconds:.0%}"
             for name, seconds in found.parts_seconds.items()
         },
         "bottleneck": found.bottleneck,
-        "examples/s": f"{found.examples_per_second:,.0f}" + _range("{:,.0f}".format, found.examples_per_second_range),
-        "efficiency": f"{found.efficiency:.0%}" + _range("{:.0%}".format, found.efficiency_range),
+        "examples/s": shown("examples_per_second", "{:,.0f}".format),
+        "efficiency": shown("efficiency", "{:.0%}".format),
     }
     share, every = "{:.1%}".format, f"every {units.duration(found.interval_seconds or 0.0)}"
     if found.checkpoint_seconds is not None:
         often = "the time between two is unknown: set checkpoint.every_steps"
         if found.checkpoint_share is not None:
-            often = f"{every}, which takes {found.checkpoint_share:.1%} of the time"
-            often += _range(share, found.checkpoint_share_range)
+            often = f"{every}, which takes {shown('checkpoint_share', share)} of the time"
         lines["checkpoints"] = f"{units.duration(found.checkpoint_seconds)} each; {often}"
-    if found.best_interval_seconds is not None and found.best_goodput is not None:
+    if found.best_interval_seconds is not None:
         lines["failures"] = (
             f"{found.failures_a_day:,.3g} per day; a restart takes {units.duration(found.restart_seconds or 0)}"
         )
         lines["best"] = f"a checkpoint every {units.duration(found.best_interval_seconds)}: "
-        lines["best"] += f"{found.best_goodput:.1%} of the time counts{_range(share, found.best_goodput_range)}"
+        lines["best"] += f"{shown('best_goodput', share)} of the time counts"
         lines["settings"] = "unknown, like the time between their checkpoints"
         if found.goodput is not None:
-            lines["settings"] = f"{every}: {found.goodput:.1%}{_range(share, found.goodput_range)}"
+            lines["settings"] = f"{every}: {shown('goodput', share)}"
     if measured is not None:
         lines["measured"] = f"{len(measured.step_seconds)} calls on {measured.device}"
     print_rows(lines)
@@ -227,7 +232,3 @@ def _interval_steps(settings: "Settings", prepared: "PreparedDataset | None", ba
     if in_epoch is not None and settings.checkpoint.every_epochs is not None:
         given.append(settings.checkpoint.every_epochs * in_epoch)
     return min((one for one in given if one is not None), default=None)
-
-
-def _range(write: Callable[[float], str], ends: tuple[float, float] | None) -> str:
-    return f" ({write(ends[0])} to {write(ends[1])})" if ends is not None else ""

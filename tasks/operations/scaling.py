@@ -216,9 +216,7 @@ def plan(
 
     bounds = [figures(one, factor) for one in (fastest, slowest) for factor in (0.5, 2)]
     found: dict[str, Any] = figures(step, 1)
-    for name in tuple(found):
-        values = [one[name] for one in bounds]
-        found[f"{name}_range"] = (min(values), max(values))
+    values = {name: [one[name] for one in bounds] for name in found}
     parts = {"computing": compute, **terms}
     return ScalingPlan(
         workers=workers,
@@ -236,6 +234,7 @@ def plan(
         failures_a_day=SECONDS["d"] / mtbf if mtbf else None,
         restart_seconds=restart_seconds if mtbf else None,
         best_interval_seconds=best,
+        ranges={name: (min(some), max(some)) for name, some in values.items()},
         **found,
     )
 

@@ -220,7 +220,7 @@ class Pace(Record):
 
 
 class ScalingPlan(Record):
-    """The prediction of `stratagem plan`; a range gives its bounds."""
+    """The prediction of `stratagem plan`."""
 
     workers: int
     devices: int
@@ -234,16 +234,13 @@ class ScalingPlan(Record):
     gradient_bytes: int
     global_batch_size: int
     step_seconds: float
-    step_seconds_range: tuple[float, float]
     parts_seconds: dict[str, float]
     """The parts of a step: `computing`, `bandwidth`, `latency`, `software`."""
     bottleneck: str
     """The largest part."""
     examples_per_second: float
-    examples_per_second_range: tuple[float, float]
     efficiency: float
     """The share of a step that is spent computing."""
-    efficiency_range: tuple[float, float]
     failures_a_day: float | None = None
     """Failures of all machines together; null, like the restart and the goodputs, without a time between failures."""
     checkpoint_seconds: float | None = None
@@ -254,11 +251,10 @@ class ScalingPlan(Record):
     unknown."""
     checkpoint_share: float | None = None
     """The share of time that a training without failures waits for checkpoints, with that interval."""
-    checkpoint_share_range: tuple[float, float] | None = None
     goodput: float | None = None
     """The share of time spent on steps that count in the end, with that interval."""
-    goodput_range: tuple[float, float] | None = None
-    """With half and twice the time between failures, and with the range of a step if the interval is in steps."""
     best_interval_seconds: float | None = None
     best_goodput: float | None = None
-    best_goodput_range: tuple[float, float] | None = None
+    ranges: dict[str, tuple[float, float]]
+    """The bounds of predicted values, by name; those of `goodput` with half and twice the time between failures, and
+    with the range of a step if the interval is in steps."""

@@ -37,8 +37,8 @@ def test_the_plan():
     assert found.examples_per_second == pytest.approx(2048 / 0.2493)
     assert found.efficiency == pytest.approx(0.18 / 0.2493)
     assert found.bottleneck == "computing"
-    assert found.step_seconds_range == pytest.approx((0.18, 0.18 + 2 * 0.0693))
-    assert found.examples_per_second_range == pytest.approx((2048 / (0.18 + 2 * 0.0693), 2048 / 0.18))
+    assert found.ranges["step_seconds"] == pytest.approx((0.18, 0.18 + 2 * 0.0693))
+    assert found.ranges["examples_per_second"] == pytest.approx((2048 / (0.18 + 2 * 0.0693), 2048 / 0.18))
     assert found.goodput is None
     assert scaling.plan(**GIVEN | {"compute_seconds": [0.01]}).bottleneck == "bandwidth"
     assert scaling.plan(**GIVEN | {"parameters": 100, "compute_seconds": [0.001]}).bottleneck == "latency"
@@ -52,9 +52,9 @@ def test_a_prediction_lies_in_its_range(communication, workers, parameters):
     given = {"communication": communication, "workers": workers, "parameters": parameters}
     found = scaling.plan(**GIVEN | given | {"compute_seconds": [0.17, 0.18, 0.2]})
     for name in ("step_seconds", "examples_per_second", "efficiency"):
-        low, high = getattr(found, f"{name}_range")
+        low, high = found.ranges[name]
         assert 0 < low <= getattr(found, name) <= high
-    assert found.efficiency_range[1] <= 1
+    assert found.ranges["efficiency"][1] <= 1
 
 
 def simulated(interval: float, checkpoint: float, after: float, mtbf: float) -> float:
@@ -99,27 +99,27 @@ def test_goodput_may_be_what_half_or_twice_of_the_time_between_failures_gives():
     failures = {"mtbf_seconds": 64 * 3600, "restart_seconds": 120, "checkpoint_seconds": 5}
     twice, half = ((5, 120, 3600 * factor) for factor in (2, 0.5))
     in_seconds = scaling.plan(**GIVEN | failures | {"interval_seconds": 1000})
-    assert in_seconds.goodput_range == pytest.approx([scaling.goodput(1000, *one) for one in (half, twice)])
+    assert in_seconds.ranges["goodput"] == pytest.approx([scaling.goodput(1000, *one) for one in (half, twice)])
     best = in_seconds.best_interval_seconds
-    assert in_seconds.best_goodput_range == pytest.approx([scaling.goodput(best, *one) for one in (half, twice)])
+    assert in_seconds.ranges["best_goodput"] == pytest.approx([scaling.goodput(best, *one) for one in (half, twice)])
 
     # An interval in steps is as long as these may be.
     in_steps = scaling.plan(**GIVEN | failures | {"interval_steps": 4000})
-    fastest, slowest = in_steps.step_seconds_range
-    assert in_steps.goodput_range == pytest.approx(
+    fastest, slowest = in_steps.ranges["step_seconds"]
+    assert in_steps.ranges["goodput"] == pytest.approx(
         (scaling.goodput(4000 * slowest, *half), scaling.goodput(4000 * fastest, *twice))
     )
-    assert in_steps.goodput_range[0] < in_steps.goodput < in_steps.goodput_range[1]
-    assert scaling.plan(**GIVEN | failures).goodput_range is None
+    assert in_steps.ranges["goodput"][0] < in_steps.goodput < in_steps.ranges["goodput"][1]
+    assert "goodput" not in scaling.plan(**GIVEN | failures).ranges
 
 
 def test_what_checkpoints_cost_needs_no_failures():
     found = scaling.plan(**GIVEN | {"checkpoint_seconds": 5.0, "interval_steps": 400})
-    fastest, slowest = found.step_seconds_range
+    fastest, slowest = found.ranges["step_seconds"]
     assert found.checkpoint_seconds == 5
     assert found.interval_seconds == pytest.approx(400 * found.step_seconds)
     assert found.checkpoint_share == pytest.approx(5 / (400 * found.step_seconds + 5))
-    assert found.checkpoint_share_range == pytest.approx((5 / (400 * slowest + 5), 5 / (400 * fastest + 5)))
+    assert found.ranges["checkpoint_share"] == pytest.approx((5 / (400 * slowest + 5), 5 / (400 * fastest + 5)))
     assert (found.goodput, found.best_interval_seconds) == (None, None)
     unknown = scaling.plan(**GIVEN | {"checkpoint_seconds": 5.0})
     assert (unknown.checkpoint_seconds, unknown.interval_seconds, unknown.checkpoint_share) == (5, None, None)
