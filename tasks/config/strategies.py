@@ -136,7 +136,7 @@ class Cluster(StrategySection):
 
     def num_replicas_of(self, workers: int) -> int:
         """Return the number of replicas of a number of workers, as far as the settings give it."""
-        return workers
+        return workers * (self.gpus_per_worker or 1)
 
     @property
     def gpus_per_worker(self) -> int | None:
@@ -153,9 +153,6 @@ class MultiWorker(Cluster):
     """GPUs of each worker; null divides the machine's GPUs evenly, or uses the CPU if there are none."""
     communication: Speed[Literal["auto", "ring", "nccl"]] = "auto"
     """How the workers sum gradients: RING over gRPC, NCCL between GPUs; `auto` lets TensorFlow choose."""
-
-    def num_replicas_of(self, workers: int) -> int:
-        return workers * (self.devices or 1)
 
     @property
     def gpus_per_worker(self) -> int | None:
@@ -246,9 +243,6 @@ class DataParallel(OnJax):
     ] = None
     """Number of replicas of each worker, on accelerators or, if there are none, on forced CPU devices; or a list such
     as [gpu:0, gpu:2]. Null uses all devices of a machine and divides them evenly among its workers."""
-
-    def num_replicas_of(self, workers: int) -> int:
-        return workers * (self.devices if isinstance(self.devices, int) else 1)
 
     @property
     def wanted_devices(self) -> int | list[str] | None:

@@ -18,8 +18,6 @@ class VariablePlacement(Record):
     """`whole` on one device; `mirrored`, or `replicated` on JAX, with a copy on each device; or which axis of the mesh
     shards which dimension."""
     bytes_per_device: int
-    layer: str = ""
-    """The class of the layer whose weight it is; empty for a random seed, and for a variable of the optimizer."""
 
 
 class Placement(Record):

@@ -9,7 +9,7 @@ from typing import Any
 
 from tasks import config
 from tasks.records import Placement, VariablePlacement
-from tasks.system import units, upstream
+from tasks.system import units
 
 
 def local_copies(variable: Any) -> tuple[tuple[str, ...], str, int]:
@@ -109,8 +109,6 @@ class Strategy:
     def placement_of(self, model: Any) -> Placement:
         """Return the actual placement of each variable of a built model and its optimizer."""
         variables = []
-        of_layers = [model, *upstream.layers_of(model)]  # A layer's inner layers come after it.
-        kinds = {variable.path: type(layer).__name__ for layer in of_layers for variable in layer.weights}
         for variable in [*model.variables, *model.optimizer.variables]:
             devices, sharding, num_bytes = self.locate(variable)
             variables.append(
@@ -121,7 +119,6 @@ class Strategy:
                     devices=devices,
                     sharding=sharding,
                     bytes_per_device=num_bytes,
-                    layer=kinds.get(variable.path, ""),
                 )
             )
         return Placement(

@@ -150,7 +150,7 @@ def _training(root: Path) -> TrainingResult:
     hidden, logits = {"hidden/kernel": (4, 5), "hidden/bias": (5,)}, {"logits/kernel": (5, 3), "logits/bias": (6,)}
     where = {"dtype": "float32", "devices": ("cpu",), "sharding": "whole", "bytes_per_device": 4}
     variables = [
-        VariablePlacement(path=path, shape=shape, layer="Dense" if path in {**hidden, **logits} else "", **where)
+        VariablePlacement(path=path, shape=shape, **where)
         for path, shape in {**hidden, "seed_generator/seed_generator_state": (2,), **logits, "adam/x": (20,)}.items()
     ]
     placement = Placement(

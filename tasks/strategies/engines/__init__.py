@@ -74,20 +74,20 @@ def cluster_of(section: config.Cluster, addresses: Sequence[str]) -> tuple[list[
     return tasks, cluster
 
 
-def environment_of(cluster: Mapping[str, Sequence[str]], job: str, index: int) -> dict[str, str]:
-    """Return the environment that gives a process its place in a cluster."""
-    return {"TF_CONFIG": json.dumps({"cluster": dict(cluster), "task": {"type": job, "index": index}})}
+def member_at(section: config.Cluster, cluster: Mapping[str, Sequence[str]], job: str, index: int) -> Member:
+    """Return the member with this place in a cluster."""
+    environment = {"TF_CONFIG": json.dumps({"cluster": dict(cluster), "task": {"type": job, "index": index}})}
+    if section.chief_gives_work and job != "worker":
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # It would take GPU memory from a worker on the same machine.
+    return Member(job, index, (job, index) == ("chief" if "chief" in cluster else "worker", 0), environment)
 
 
 def members_at(section: config.Cluster, addresses: Sequence[str], cores: int) -> list[Member]:
     """Return all members of a cluster at their addresses, the chief first, with ``cores`` cores each."""
     tasks, cluster = cluster_of(section, addresses)
-    found = []
-    for job, index in tasks:
-        environment = {**environment_of(cluster, job, index), **threads_of(cores)}
-        if section.chief_gives_work and job != "worker":
-            environment["CUDA_VISIBLE_DEVICES"] = ""  # It would take GPU memory from a worker on the same machine.
-        found.append(Member(job, index, (job, index) == tasks[0], environment))
+    found = [member_at(section, cluster, *task) for task in tasks]
+    for member in found:
+        member.environment.update(threads_of(cores))
     return found
 
 
@@ -191,21 +191,16 @@ def joined_member(
                 f"{source}: {job} {index} must serve at {address}, but port {port} is not available here "
                 f"({error.strerror}). Stop the process that uses it, or give the members other ports"
             ) from None
-    environment = environment_of(cluster, job, index)
-    gpus, wanted = visible_gpus(), section.gpus_per_worker
-    if section.chief_gives_work and job != "worker":
-        environment["CUDA_VISIBLE_DEVICES"] = ""  # As above.
-    elif wanted is not None and (
-        gpus or section.backend == "tensorflow"
-    ):  # JAX makes CPU devices where there are no GPUs.
+    member, gpus, wanted = member_at(section, cluster, job, index), visible_gpus(), section.gpus_per_worker
+    # JAX makes CPU devices where there are no GPUs.
+    if wanted is not None and (gpus or section.backend == "tensorflow"):
         if wanted > len(gpus):
             raise UserError(
                 f"strategy.devices = {wanted}: this machine has {units.count(len(gpus), 'GPU')}. Use fewer, or "
                 "null for all"
             )
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[:wanted])
-    first = ("chief" if "chief" in cluster else "worker", 0)
-    return Member(job, index, (job, index) == first, environment)
+        member.environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[:wanted])
+    return member
 
 
 def member_of_rank(section: config.AnyCluster, addresses: Sequence[str], rank: int, source: str) -> Member:
