@@ -47,9 +47,9 @@ def submit(
         if not (equals and value) or name in options:
             raise UserError(f"--option {text}: write NAME=VALUE, and each name only once")
         options[name] = value
-    submission.find_engine(launcher)  # Refuse an unknown launcher before reading settings.
+    engine = submission.find_engine(launcher)
     if config.load(recipes, overrides).strategy.cluster is not None:
-        overrides = [*overrides, f"strategy.launcher={launcher}"]
+        overrides = [*overrides, f"strategy.launcher={engine.LAUNCHER}"]
     settings = dvc_data.settle(recipes, overrides)
     if not dry_run:
         preconditions.check_writable()

@@ -88,10 +88,10 @@ class Cluster(StrategySection):
 
     chief_gives_work: ClassVar[bool] = False
     """Whether the other members serve the chief, instead of running the stages with it."""
-    launcher: Bookkeeping[Literal["local", "tf_config", "slurm", "kubernetes", "ray"] | None] = None
-    """`local` starts the processes on this machine; `tf_config` joins the cluster that TF_CONFIG describes, `slurm` the
-    tasks of a Slurm step, `kubernetes` the pods of an Indexed Job; `ray` starts them on a Ray cluster's nodes. Null
-    selects `tf_config`, `kubernetes` or `slurm` if its variables are set, otherwise `local`."""
+    launcher: Bookkeeping[Literal["local", "tf_config", "slurm", "ray"] | None] = None
+    """`local` starts the processes on this machine; `tf_config` joins the cluster that TF_CONFIG describes, as in a pod
+    of Kubernetes, and `slurm` the tasks of a Slurm step; `ray` starts them on a Ray cluster's nodes. Null selects
+    `tf_config` or `slurm` if its variables are set, otherwise `local`."""
     workers: Course[Devices] = 2
     """Number of processes that train. If someone else starts the processes of `multi_worker`, the cluster determines
     it."""

@@ -144,7 +144,7 @@ BAD = [
       "strategy.workers=3", "train.per_replica_batch_size=null", "train.global_batch_size=64"],
      ["train.global_batch_size = 64 must be divisible", "strategy.workers = 3", "strategy.min_workers = 2"]),
     (["strategy.kind=multi_worker", "strategy.launcher=slurrm"],
-     ["strategy.launcher = 'slurrm'", "'local', 'tf_config', 'slurm', 'kubernetes' or 'ray'"]),
+     ["strategy.launcher = 'slurrm'", "'local', 'tf_config', 'slurm' or 'ray'"]),
     (["strategy.kind=tpu", "strategy.tpu=3"], ["strategy.tpu = 3", "TPU_NAME"]),
     (["strategy.kind=model_parallel", "strategy.mesh_shape=[2, 4]", "strategy.devices=6"],
      ["strategy.mesh_shape = [2, 4]", "2 * 4 = 8 devices, but workers = 1 with devices = 6 have 6"]),

@@ -15,8 +15,8 @@ from tasks import config, records
 from tasks.operations import submission
 from tasks.operations.submission import kubernetes, slurm
 from tasks.strategies import engines
-from tasks.strategies.engines import kubernetes as pods
 from tasks.strategies.engines import slurm as launcher
+from tasks.strategies.engines import tf_config
 from tasks.system.errors import UserError
 
 
@@ -233,8 +233,8 @@ def test_a_pod_finds_the_others_and_the_settings(manifests, root, monkeypatch):
     for one in container["env"]:
         monkeypatch.setenv(one["name"], one["value"])
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
-    assert engines.find_launcher(settings.strategy) is pods
-    (member,) = pods.members(settings.strategy)
+    assert engines.find_launcher(settings.strategy) is tf_config
+    (member,) = engines.members(settings.strategy)
     told = json.loads(member.environment["TF_CONFIG"])
     assert told["task"] == {"type": "worker", "index": 1}
     assert told["cluster"]["worker"] == [f"{name}-{index}.{name}:2222" for index in range(3)]
@@ -245,20 +245,16 @@ def test_a_pod_finds_the_others_and_the_settings(manifests, root, monkeypatch):
 
 def test_the_jobs_of_a_parameter_server_are_told_by_rank(root, monkeypatch):
     settings = config.load(None, ["strategy.kind=parameter_server", "train.loop=custom", "strategy.workers=2"])
-    monkeypatch.setenv("STRATAGEM_POD_ADDRESSES", "a:40001,b:40002,c:40003,d:40004")
-    monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
-    (member,) = pods.members(settings.strategy)
-    assert json.loads(member.environment["TF_CONFIG"]) == {
-        "cluster": {"chief": ["a:40001"], "worker": ["b:40002", "c:40003"], "ps": ["d:40004"]},
-        "task": {"type": "ps", "index": 0},
-    }
-    monkeypatch.setenv("STRATAGEM_POD_ADDRESSES", "a:40001,b:40002,c:40003")
-    monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
-    with pytest.raises(UserError, match="with the chief these are 4 processes, but the Indexed Job has 3"):
-        pods.members(settings.strategy)
-    monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
-    with pytest.raises(UserError, match="not a pod of an Indexed Job"):
-        pods.members(settings.strategy)
+    cluster = {"chief": ["a:40001"], "worker": ["b:40002", "c:40003"], "ps": ["d:40004"]}
+    assert engines.cluster_of(settings.strategy, ["a:40001", "b:40002", "c:40003", "d:40004"])[1] == cluster
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster}))
+    for index, task in enumerate((("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0))):
+        monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
+        (member,) = engines.members(settings.strategy)
+        assert json.loads(member.environment["TF_CONFIG"])["task"] == dict(zip(("type", "index"), task, strict=True))
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "4")
+    with pytest.raises(UserError, match="`task` is missing, and JOB_COMPLETION_INDEX = '4' is not"):
+        engines.members(settings.strategy)
 
 
 def test_what_kubernetes_needs_is_asked_for(root):

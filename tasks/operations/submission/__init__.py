@@ -1,7 +1,8 @@
 """Jobs: submits a run to a cluster that someone else operates, and follows it there.
 
-Each file in this folder is an engine: a module with `OPTIONS`, `FILE`, `write`, `submit`, `state`, `cancel` and `logs`,
-such as `slurm`; an engine with `OWN` passes on all options except these. It submits a template from this folder.
+Each file in this folder is an engine: a module with `OPTIONS`, `FILE`, `LAUNCHER` (the `strategy.launcher` of the job's
+processes), `write`, `submit`, `state`, `cancel` and `logs`, such as `slurm`; an engine with `OWN` passes on all options
+except these. It submits a template from this folder.
 A job has a folder in mlruns/jobs/ with the submitted file, its log and its record, `job.json`.
 """
 

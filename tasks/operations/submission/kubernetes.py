@@ -15,11 +15,11 @@ import yaml
 
 from tasks import config, records
 from tasks.operations.submission import ask, name_of, number, recipe_of, render
-from tasks.strategies.engines import threads_of
-from tasks.strategies.engines.kubernetes import ADDRESSES
+from tasks.strategies.engines import cluster_of, threads_of
 from tasks.system.errors import StratagemError, UserError
 
 FILE = "job.yaml"
+LAUNCHER = "tf_config"
 OPTIONS = {
     "image": "the container image with this project's packages, built from deploy/Dockerfile; required",
     "claim": "the PersistentVolumeClaim with the project's folder, to which all pods can write; required",
@@ -50,7 +50,9 @@ def write(settings: config.Settings, given: Mapping[str, str], folder: Path) -> 
     plain = re.sub(r"[^a-z0-9]+", "-", name_of(settings).lower()).strip("-")[:30]
     name = f"stratagem-{plain}-{folder.name}"
     addresses = [f"{name}-{index}.{name}:{PORT}" for index in range(settings.strategy.num_processes)]
-    environment = {ADDRESSES: ",".join(addresses)} if len(addresses) > 1 else {}
+    environment = {}
+    if (section := settings.strategy.cluster) is not None:
+        environment["TF_CONFIG"] = json.dumps({"cluster": cluster_of(section, addresses)[1]})
     if (cpu := options.get("cpu", "")).isdecimal():  # TensorFlow would start a thread for each core of the node.
         environment |= threads_of(int(cpu))
     gpus = options.get("gpus") or settings.strategy.required_gpus

@@ -13,6 +13,7 @@ from tasks.operations.submission import SETTINGS_FILE, ask, name_of, number, ren
 from tasks.system.errors import UserError
 
 FILE = "job.sh"
+LAUNCHER = "slurm"
 OPTIONS = {
     "nodes": "number of machines; by default one per process",
     "time": "time limit, such as 01:00:00; then the job requeues itself and continues",

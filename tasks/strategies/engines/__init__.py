@@ -115,8 +115,6 @@ def _launcher_of_environment() -> str:
     """Return the name of the launcher that the environment implies, if the settings do not name one."""
     if os.environ.get("TF_CONFIG"):
         return "tf_config"
-    if os.environ.get("STRATAGEM_POD_ADDRESSES"):
-        return "kubernetes"
     # A batch script is a step with a single task; it starts its own members.
     return "slurm" if int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1) > 1 else "local"
 
@@ -201,27 +199,3 @@ def joined_member(
             )
         member.environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[:wanted])
     return member
-
-
-def member_of_rank(section: config.AnyCluster, addresses: Sequence[str], rank: int, source: str) -> Member:
-    """Return this process's member of a cluster whose processes are only numbered: first the chief, then workers, then
-    parameter servers.
-
-    Args:
-        section: the strategy's settings.
-        addresses: the addresses of all processes, `host:port`.
-        rank: this process's number.
-        source: the origin of these values, for messages.
-
-    Raises:
-        UserError: too few or too many processes for the strategy, or see `joined_member`.
-    """
-    count = len(addresses)
-    if section.chief_gives_work and count != section.num_processes:
-        raise UserError(
-            f"strategy.workers = {section.workers} and strategy.ps = {section.jobs(section.workers)['ps']}: with the "
-            f"chief these are {section.num_processes} processes, but {source} has {count}. Start as many "
-            "as that, or change the settings"
-        )
-    tasks, cluster = cluster_of(section, addresses)
-    return joined_member(section, cluster, *tasks[rank], source)

@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import replace
 
 from tasks import config
-from tasks.strategies.engines import Member, member_of_rank, threads_of
+from tasks.strategies.engines import Member, cluster_of, joined_member, threads_of
 from tasks.system.errors import StratagemError, UserError
 
 SHARED_NETWORK = "Slurm's machines share a network"
@@ -34,7 +34,14 @@ def members(section: config.AnyCluster) -> list[Member]:
     hosts = _hosts_of_tasks(count)
     first = _number("SLURM_JOB_ID") * PORTS_OF_A_JOB
     addresses = [f"{host}:{FIRST_PORT + (first + task) % NUM_PORTS}" for task, host in enumerate(hosts)]
-    member = member_of_rank(section, addresses, rank, "the Slurm step")
+    if section.chief_gives_work and count != section.num_processes:
+        raise UserError(
+            f"strategy.workers = {section.workers} and strategy.ps = {section.jobs(section.workers)['ps']}: with the "
+            f"chief these are {section.num_processes} processes, but the Slurm step has {count}. Start as many as "
+            "that, or change the settings"
+        )
+    tasks, cluster = cluster_of(section, addresses)
+    member = joined_member(section, cluster, *tasks[rank], "the Slurm step")
     cores = os.environ.get("SLURM_CPUS_PER_TASK")  # Only where the job asks for a number.
     return [replace(member, environment={**member.environment, **threads_of(int(cores))}) if cores else member]
 

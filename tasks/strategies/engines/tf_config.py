@@ -1,4 +1,5 @@
-"""This process's place in a cluster that someone else starts, from the variable TF_CONFIG."""
+"""This process's place in a cluster that someone else starts, from the variable TF_CONFIG. In a pod of a Kubernetes
+Indexed Job, which `stratagem submit --launcher kubernetes` writes, the pod's index replaces `task`."""
 
 import os
 from typing import Annotated
@@ -11,6 +12,8 @@ from tasks.system.errors import UserError
 
 SHARED_NETWORK = "the machines of TF_CONFIG share a network"
 STARTS_ALL = False
+INDEX = "JOB_COMPLETION_INDEX"
+"""Kubernetes sets it in each pod of an Indexed Job; the pods are the chief, then the workers, then the servers."""
 EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -25,7 +28,7 @@ class TfConfig(BaseModel):
     """The value of TF_CONFIG."""
 
     cluster: dict[str, Annotated[list[Annotated[str, Field(pattern=r"^.+:\d+$")]], Field(min_length=1)]]
-    task: Task
+    task: Task | None = None
 
 
 def members(section: config.AnyCluster) -> list[Member]:
@@ -45,11 +48,19 @@ def members(section: config.AnyCluster) -> list[Member]:
         where = [".".join(map(str, first["loc"]))] if first["loc"] else []
         told = ": ".join([*where, first["msg"]])
         raise UserError(f"TF_CONFIG = '{text}': {told}. Write it as {EXAMPLE}") from None
-    cluster, task, need_all = found.cluster, found.task, section.chief_gives_work
+    cluster, task, index, need_all = found.cluster, found.task, os.environ.get(INDEX, ""), section.chief_gives_work
     jobs = ("chief", "worker", "ps") if need_all else ("chief", "worker")
     if not set(jobs) >= cluster.keys() or len(cluster.get("chief", [])) > 1 or (need_all and set(cluster) != set(jobs)):
         wanted = "one chief, workers and ps" if need_all else "workers and at most one chief"
         raise UserError(f"TF_CONFIG = '{text}': strategy.kind={section.kind} needs a cluster of {wanted}")
+    if task is None:
+        tasks = [Task(type=job, index=place) for job in jobs for place in range(len(cluster.get(job, [])))]
+        if not index.isdecimal() or int(index) >= len(tasks):
+            raise UserError(
+                f"TF_CONFIG = '{text}': `task` is missing, and {INDEX} = {index!r} is not the number of a pod. Write "
+                f"it as {EXAMPLE}"
+            )
+        task = tasks[int(index)]
     if task.index >= len(cluster.get(task.type, [])):
         raise UserError(f"TF_CONFIG = '{text}': the cluster has no {task.type} {task.index}: correct `task`")
     return [joined_member(section, cluster, task.type, task.index, source="TF_CONFIG")]
