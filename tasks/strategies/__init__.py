@@ -1,7 +1,7 @@
 """Strategies by kind: each file is named after its kind, and its ``build`` makes a ``Strategy`` from the settings."""
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,6 +10,11 @@ from typing import Any
 from tasks import config
 from tasks.records import Placement, VariablePlacement
 from tasks.system import units
+
+
+def tasks_of(cluster: Mapping[str, Sequence[str]]) -> list[tuple[str, int]]:
+    """Return the (job, index) of each process of a cluster, the chief first."""
+    return [(job, index) for job in ("chief", "worker", "ps") for index in range(len(cluster.get(job, ())))]
 
 
 def local_copies(variable: Any) -> tuple[tuple[str, ...], str, int]:

@@ -10,6 +10,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from tasks import config
+from tasks.strategies import tasks_of
 from tasks.system import upstream
 from tasks.system.errors import UserError
 
@@ -35,9 +36,9 @@ def join(section: config.OnJax) -> tuple[int, int]:
     if section.workers == 1:
         return 0, 1
     values = json.loads(os.environ["TF_CONFIG"])
-    jobs = [(job, index) for job in ("chief", "worker") for index in range(len(values["cluster"].get(job, ())))]
-    addresses = [values["cluster"][job][index] for job, index in jobs]
-    number = jobs.index((values["task"]["type"], values["task"]["index"]))
+    tasks = tasks_of(values["cluster"])
+    addresses = [values["cluster"][job][index] for job, index in tasks]
+    number = tasks.index((values["task"]["type"], values["task"]["index"]))
     if not jax.distributed.is_initialized():
         # Concurrent sums over processes would have to start in the same order on each process.
         jax.config.update("jax_cpu_enable_async_dispatch", False)

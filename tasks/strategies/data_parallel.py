@@ -108,9 +108,9 @@ def _collectives(devices: tuple[str, ...], num_workers: int) -> str:
     return "Gloo over TCP" if platform == "cpu" and num_workers > 1 else COLLECTIVES[platform]
 
 
-def find_devices(section: config.OnJax) -> list[str]:
+def find_devices(section: config.OnJax, asked: str = "") -> list[str]:
     """Return names of devices such as ``gpu:0``: the requested number, the requested names, or all devices; with
-    several workers, all devices of all workers.
+    several workers, all devices of all workers. A message begins with ``asked``, by default the number of devices.
 
     Raises:
         UserError: JAX has fewer devices, or does not have a requested one.
@@ -123,9 +123,8 @@ def find_devices(section: config.OnJax) -> list[str]:
     if isinstance(wanted, int):
         if wanted > len(present):
             raise UserError(
-                f"strategy.devices = {wanted}: JAX has {len(present)} here ({', '.join(present)}). Set "
-                f"strategy.devices={len(present)}, or null for all of them; CPU devices are created when a "
-                "process starts"
+                f"{asked or f'strategy.devices = {wanted}'}: JAX has {len(present)} here ({', '.join(present)}). Use "
+                f"at most {len(present)}; CPU devices are created when a process starts"
             )
         return present[:wanted]
     if wanted is None:

@@ -39,15 +39,8 @@ def build(section: config.ModelParallel) -> Strategy:
     """
     upstream.leave_tensorflow_alone()
     place = _processes.join(section)
-    present, product = keras.distribution.list_devices(), math.prod(section.mesh_shape)
-    if section.workers == 1 and product > len(present):
-        sizes = " * ".join(map(str, section.mesh_shape))
-        raise UserError(
-            f"strategy.mesh_shape = {section.mesh_shape} needs {sizes} = {product} devices, and JAX has {len(present)} "
-            f"here ({', '.join(present)}). Use a mesh of at most {len(present)}; CPU devices are created when a "
-            "process starts"
-        )
-    devices = data_parallel.find_devices(section)
+    asked = f"strategy.mesh_shape = {section.mesh_shape} needs {math.prod(section.mesh_shape)} devices"
+    devices = data_parallel.find_devices(section, asked)
     mesh = keras.distribution.DeviceMesh(section.mesh_shape, section.axis_names, devices)
     layout = keras.distribution.LayoutMap(mesh)
     for rule, axes in section.layout.items():

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tasks import config
-from tasks.strategies import Strategy, _copies, local_copies
+from tasks.strategies import Strategy, _copies, local_copies, tasks_of
 from tasks.system import upstream
 
 
@@ -19,9 +19,7 @@ def build(section: config.MultiWorker) -> Strategy:
         tf.errors.OpError: a member did not join.
     """
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    cluster = resolver.cluster_spec().as_dict()
-    # A chief is an ordinary worker, and the first one.
-    tasks = [(job, index) for job in ("chief", "worker") for index in range(len(cluster.get(job, ())))]
+    tasks = tasks_of(resolver.cluster_spec().as_dict())  # A chief is an ordinary worker, and the first one.
     if tasks:
         upstream.set_heartbeat_timeout(tasks, section.heartbeat_timeout_seconds)
     options = tf.distribute.experimental.CommunicationOptions(

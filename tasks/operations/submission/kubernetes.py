@@ -52,7 +52,7 @@ def write(settings: config.Settings, given: Mapping[str, str], folder: Path) -> 
     addresses = [f"{name}-{index}.{name}:{PORT}" for index in range(settings.strategy.num_processes)]
     environment = {}
     if (section := settings.strategy.cluster) is not None:
-        environment["TF_CONFIG"] = json.dumps({"cluster": cluster_of(section, addresses)[1]})
+        environment["TF_CONFIG"] = json.dumps({"cluster": cluster_of(section, addresses)})
     if (cpu := options.get("cpu", "")).isdecimal():  # TensorFlow would start a thread for each core of the node.
         environment |= threads_of(int(cpu))
     gpus = options.get("gpus") or settings.strategy.required_gpus

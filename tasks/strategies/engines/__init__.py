@@ -15,9 +15,11 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tasks import config
+from tasks.strategies import tasks_of
 from tasks.system import units
 from tasks.system.errors import UserError
 from tasks.system.machine import visible_gpus
@@ -64,14 +66,11 @@ def threads_of(cores: int) -> dict[str, str]:
     return {name: os.environ.get(name, str(count)) for name, count in wanted.items()}
 
 
-def cluster_of(section: config.Cluster, addresses: Sequence[str]) -> tuple[list[tuple[str, int]], dict[str, list[str]]]:
-    """Return the (job, index) of each process at these addresses, the chief first, and the `cluster` of TF_CONFIG."""
+def cluster_of(section: config.Cluster, addresses: Sequence[str]) -> dict[str, list[str]]:
+    """Return the `cluster` of TF_CONFIG for processes at these addresses, the chief first."""
+    left = iter(addresses)
     workers = len(addresses) - (section.num_processes - section.workers)
-    tasks = [(job, index) for job, count in section.jobs(workers).items() for index in range(count)]
-    cluster: dict[str, list[str]] = {}
-    for (job, _), address in zip(tasks, addresses, strict=True):
-        cluster.setdefault(job, []).append(address)
-    return tasks, cluster
+    return {job: list(islice(left, count)) for job, count in section.jobs(workers).items()}
 
 
 def member_at(section: config.Cluster, cluster: Mapping[str, Sequence[str]], job: str, index: int) -> Member:
@@ -79,13 +78,13 @@ def member_at(section: config.Cluster, cluster: Mapping[str, Sequence[str]], job
     environment = {"TF_CONFIG": json.dumps({"cluster": dict(cluster), "task": {"type": job, "index": index}})}
     if section.chief_gives_work and job != "worker":
         environment["CUDA_VISIBLE_DEVICES"] = ""  # It would take GPU memory from a worker on the same machine.
-    return Member(job, index, (job, index) == ("chief" if "chief" in cluster else "worker", 0), environment)
+    return Member(job, index, (job, index) == tasks_of(cluster)[0], environment)
 
 
 def members_at(section: config.Cluster, addresses: Sequence[str], cores: int) -> list[Member]:
     """Return all members of a cluster at their addresses, the chief first, with ``cores`` cores each."""
-    tasks, cluster = cluster_of(section, addresses)
-    found = [member_at(section, cluster, *task) for task in tasks]
+    cluster = cluster_of(section, addresses)
+    found = [member_at(section, cluster, *task) for task in tasks_of(cluster)]
     for member in found:
         member.environment.update(threads_of(cores))
     return found
@@ -179,9 +178,8 @@ def joined_member(
     address = cluster[job][index]
     port = int(address.rpartition(":")[2])
     with socket.socket() as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # As TensorFlow does: a port that was just closed is free.
+        # As TensorFlow does: a port that was just closed is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
         except OSError as error:

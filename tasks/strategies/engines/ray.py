@@ -23,6 +23,7 @@ from queue import SimpleQueue
 from typing import IO, Any
 
 from tasks import config
+from tasks.strategies import tasks_of
 from tasks.strategies.engines import OF_A_NODE, Member, cluster_of, members_at
 from tasks.system import errors
 from tasks.system.errors import UserError
@@ -64,8 +65,8 @@ def members(section: config.Cluster) -> list[Member]:
                 "set it to host:port of a running cluster's head node, such as 10.0.0.1:6379, on a machine that is one "
                 "of its nodes (`ray start --address=HOST:PORT` makes it one)"
             )
-    tasks, _ = cluster_of(section, [""] * section.num_processes)
-    return [Member(job, index, place == 0, {}) for place, (job, index) in enumerate(tasks)]
+    tasks = tasks_of(cluster_of(section, [""] * section.num_processes))
+    return [Member(*task, place == 0, {}) for place, task in enumerate(tasks)]
 
 
 class MemberActor:

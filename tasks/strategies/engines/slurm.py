@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import replace
 
 from tasks import config
+from tasks.strategies import tasks_of
 from tasks.strategies.engines import Member, cluster_of, joined_member, threads_of
 from tasks.system.errors import StratagemError, UserError
 
@@ -40,8 +41,8 @@ def members(section: config.AnyCluster) -> list[Member]:
             f"chief these are {section.num_processes} processes, but the Slurm step has {count}. Start as many as "
             "that, or change the settings"
         )
-    tasks, cluster = cluster_of(section, addresses)
-    member = joined_member(section, cluster, *tasks[rank], "the Slurm step")
+    cluster = cluster_of(section, addresses)
+    member = joined_member(section, cluster, *tasks_of(cluster)[rank], "the Slurm step")
     cores = os.environ.get("SLURM_CPUS_PER_TASK")  # Only where the job asks for a number.
     return [replace(member, environment={**member.environment, **threads_of(int(cores))}) if cores else member]
 

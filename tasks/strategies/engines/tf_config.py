@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, ValidationError
 
 from tasks import config
+from tasks.strategies import tasks_of
 from tasks.strategies.engines import Member, joined_member
 from tasks.system.errors import UserError
 
@@ -54,7 +55,7 @@ def members(section: config.AnyCluster) -> list[Member]:
         wanted = "one chief, workers and ps" if need_all else "workers and at most one chief"
         raise UserError(f"TF_CONFIG = '{text}': strategy.kind={section.kind} needs a cluster of {wanted}")
     if task is None:
-        tasks = [Task(type=job, index=place) for job in jobs for place in range(len(cluster.get(job, [])))]
+        tasks = [Task(type=job, index=place) for job, place in tasks_of(cluster)]
         if not index.isdecimal() or int(index) >= len(tasks):
             raise UserError(
                 f"TF_CONFIG = '{text}': `task` is missing, and {INDEX} = {index!r} is not the number of a pod. Write "
