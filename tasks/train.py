@@ -283,7 +283,7 @@ def _log_summary(training: Training, placement: Placement) -> None:
     log.info("model     %s, %s parameters", name, f"{training.model.count_params():,}")
     if training.settings.model.freeze:
         trained = sum(math.prod(variable.shape) for variable in training.model.trainable_variables)
-        frozen, phase = ", ".join(training.settings.model.freeze), training.phase
+        frozen, phase = ", ".join(one.pattern for one in training.settings.model.freeze), training.phase
         if phase.freezes:
             log.info("frozen    %s; %s parameters are trained", frozen, f"{trained:,}")
         else:

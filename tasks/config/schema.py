@@ -18,6 +18,7 @@ from tasks.config.schedules import AnySchedule
 from tasks.config.section import (
     MAX_FLOAT32,
     MODEL_NAME,
+    WEIGHTS,
     Bookkeeping,
     Count,
     Course,
@@ -39,22 +40,6 @@ from tasks.config.section import (
 )
 from tasks.config.strategies import AnyStrategy, strategy_kinds
 from tasks.config.train import Train
-
-
-def _regular_expression(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(
-            f"'{text}' is not a regular expression ({error}): write a layer's name, or an expression such as conv.*"
-        ) from None
-    return text
-
-
-def _weights_source(text: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{32}|models:/[^/@]+(@[^/@]+|/\d+)|(?!models:).+\.(keras|h5)", text):
-        raise ValueError(f"'{text}': write a run's id, FILE.keras, FILE.h5, models:/NAME@ALIAS or models:/NAME/VERSION")
-    return text
 
 
 def _remote_address(text: str) -> str:
@@ -135,13 +120,13 @@ class Model(Section):
     """A file in tasks/modeling/models/, or your own `module:function` with the same signature as their `build`."""
     options: Result[Options]
     """Keyword arguments of the model's `build`."""
-    initial: Result[Annotated[Text, AfterValidator(_weights_source)] | None]
+    initial: Result[Annotated[str, Field(pattern=WEIGHTS, max_length=250)] | None]
     """Initial weights of a new run: the id of a run of the same model, on any dataset (its best checkpoint),
     FILE.keras, models:/NAME@ALIAS or models:/NAME/VERSION in MLflow, or, for model.name=keras_applications, FILE.h5
     with the weights of its architecture without the top. Null: random weights."""
     new_head: Result[bool]
     """Give the last layer that has weights new random ones, for example because the classes differ."""
-    freeze: Result[list[Annotated[Text, AfterValidator(_regular_expression)]]]
+    freeze: Result[list[re.Pattern[str]]]
     """Regular expressions: layers whose whole name matches, and all layers inside them, are not trained (Keras'
     `layer.trainable = False`; a BatchNormalization then uses its moving averages and does not change them)."""
 

@@ -43,7 +43,9 @@ OTHER_TRAINING_METRIC = rf"^(train|validation)/{TOP_K}$|^(train|validation)/[\w.
 OTHER_TEST_METRIC = rf"^test/{TOP_K}$|^test/[\w.]+:\w+$"
 # MLflow would refuse `.` and names that begin with `..`, but only after the training.
 MODEL_NAME = r"^\.?[\w-][\w.-]*$"
+WEIGHTS = r"^([0-9a-f]{32}|models:/[^/@]+(@[^/@]+|/\d+)|.+\.(keras|h5))$"
 IN_WORDS = {
+    WEIGHTS: "a run's id, FILE.keras, FILE.h5, models:/NAME@ALIAS or models:/NAME/VERSION",
     MODEL_NAME: "letters, digits, '_', '-' and '.', but not '..' at the start",
     OWN_CODE: "your own module:function",
     OTHER_METRIC: "top_K_accuracy with any K, or your own module:function",

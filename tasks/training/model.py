@@ -49,7 +49,7 @@ def build(
     return model, loss
 
 
-def freeze(model: Any, names: Sequence[str]) -> None:
+def freeze(model: Any, names: Sequence[re.Pattern[str]]) -> None:
     """Freeze every layer whose full name matches one of the regular expressions.
 
     Raises:
@@ -60,13 +60,15 @@ def freeze(model: Any, names: Sequence[str]) -> None:
     layers = [layer for layer in upstream.layers_of(model) if 0 < len(layer.weights) < every]
     there = f"The layers with weights are: {listed(list(dict.fromkeys(layer.name for layer in reversed(layers))))}"
     for name in names:
-        found = [layer for layer in layers if re.fullmatch(name, layer.name)]
+        found = [layer for layer in layers if name.fullmatch(layer.name)]
         if not found:
-            raise UserError(f"model.freeze: no layer's whole name matches '{name}'. {there}")
+            raise UserError(f"model.freeze: no layer's whole name matches '{name.pattern}'. {there}")
         for layer in found:
             layer.trainable = False
     if names and not model.trainable_variables:
-        raise UserError(f"model.freeze = {shown(list(names))} leaves nothing to be trained. {there}; name fewer")
+        raise UserError(
+            f"model.freeze = {shown([one.pattern for one in names])} leaves nothing to be trained. {there}; name fewer"
+        )
 
 
 def compile_model(model: Any, settings: config.Settings, prepared: PreparedDataset, optimizer: Any) -> Any:
