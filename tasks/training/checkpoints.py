@@ -11,6 +11,7 @@ import io
 import logging
 import shutil
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -19,7 +20,7 @@ import numpy as np
 from tasks.modeling import metrics
 from tasks.records import Record
 from tasks.runs import committed
-from tasks.system import background, files
+from tasks.system import files
 from tasks.system.errors import StratagemError, UserError
 from tasks.training.model_state import Arrays, snapshot
 
@@ -84,7 +85,8 @@ class Checkpoints:
         self.folder = folder
         self.keep = keep
         self.monitor = monitor
-        self._writer = background.OneBehind("checkpoint-writer")
+        self._thread = ThreadPoolExecutor(1, "checkpoint-writer")
+        self._writing: Future[None] | None = None
         if not read_only:
             for leftover in folder.glob(".*.partial"):
                 shutil.rmtree(leftover)
@@ -101,8 +103,14 @@ class Checkpoints:
         Raises:
             StratagemError: it could not be written.
         """
-        self._writer.stop()
-        self._writer.wait()
+        self._thread.shutdown()
+        self._wait()
+
+    def _wait(self) -> None:
+        """Wait for the checkpoint that the thread writes, and raise its exception, once."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
 
     def steps(self) -> list[int]:
         """Return the steps with a checkpoint in ascending numeric order (9, 10, 100)."""
@@ -119,9 +127,9 @@ class Checkpoints:
         Raises:
             StratagemError: the previous checkpoint could not be written.
         """
-        self._writer.wait()  # Before the copy, so that memory holds one copy.
+        self._wait()  # Before the copy, so that memory holds one copy.
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._writer.start(self._write, snapshot(model), state, dict(values or {}))
+        self._writing = self._thread.submit(self._write, snapshot(model), state, dict(values or {}))
 
     def find(self, which: Literal["latest", "best"] | int) -> int:
         """Return the step of a checkpoint.
@@ -130,7 +138,7 @@ class Checkpoints:
             UserError: there is no checkpoint, or none of that step.
             StratagemError: the last checkpoint could not be written.
         """
-        self._writer.wait()
+        self._wait()
         present = self.steps()
         if not present:
             raise UserError(
