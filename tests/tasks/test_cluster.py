@@ -27,11 +27,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_cpus")]  # Each star
 MEMBER = """
 import glob, json, os, signal, socket, sys, threading, time
 
-task = json.loads(os.environ["TF_CONFIG"])["task"] if "TF_CONFIG" in os.environ else {"type": "worker", "index": 0}
+task = json.loads(os.environ["TF_CONFIG"])["task"]
 name = f"{task['type']} {task['index']}"
 starts = f"{name}.starts"
 with open(starts, "a") as file:
-    file.write(f"{os.getpid()} {sys.argv[1]} {os.environ.get('TF_CONFIG')}\\n")
+    file.write(f"{os.getpid()}\\n")
 with open("plan.json") as file:
     plans = json.load(file)
 with open(starts) as file:
@@ -95,10 +95,7 @@ if sys.argv[1] == "serve" and task["type"] == "chief":
     host, _, port = json.loads(os.environ["TF_CONFIG"])["cluster"]["chief"][0].rpartition(":")
     listening = socket.create_server((host, int(port)))
 signal.signal(signal.SIGINT, interrupted)
-if "STRATAGEM_HEARTBEAT_SECONDS" in os.environ:
-    threading.Thread(target=beat, daemon=True).start()
-else:
-    beaten.set()
+threading.Thread(target=beat, daemon=True).start()
 print("for the log", file=sys.stderr, flush=True)
 if sys.argv[1] == "tf_server":
     time.sleep(0.3)
@@ -124,13 +121,11 @@ def start(tmp_path, monkeypatch):
     (tmp_path / "tasks" / "__main__.py").write_text(MEMBER)
     started = []
 
-    def start(
-        section: config.AnyStrategy, plan: dict[str, str], with_cluster: bool = True, start_seconds: float = 300
-    ) -> StageProcesses:
-        members = len(engines.members(section)) if with_cluster else 1
+    def start(section: config.AnyStrategy, plan: dict[str, str], start_seconds: float = 300) -> StageProcesses:
+        members = len(engines.members(section))
         (tmp_path / "plan.json").write_text(json.dumps(plan | {"members": members}))
         monkeypatch.setattr(cluster, "START_SECONDS", start_seconds)
-        started.append(StageProcesses(section.cluster if with_cluster else None, os.environ))
+        started.append(StageProcesses(section.cluster, os.environ))
         return started[-1]
 
     yield start
@@ -234,13 +229,6 @@ def test_a_death_while_the_chief_alone_works_does_not_disturb_it(start):
     os.kill(team.first.pid, signal.SIGKILL)
     with pytest.raises(StratagemError, match=r"the process that ran register died \(SIGKILL\)"):
         team.call("register", {})
-
-
-def test_what_does_not_train_needs_one_process(start, tmp_path):
-    team = start(multi_worker(workers=3), {}, with_cluster=False)
-    assert team.call("evaluate on one device", {})["name"] == "worker 0"
-    assert [start.split()[1:] for start in _starts(tmp_path)["worker 0"]] == [["serve", "None"]]
-    assert list(_starts(tmp_path)) == ["worker 0"]
 
 
 def test_an_interrupted_training_leaves_a_chief_that_can_end_the_run(start, tmp_path, interrupted_when):
