@@ -148,8 +148,8 @@ def _train(
         if strategy.num_workers > 1:
             strategy.broadcast(_in_common(settings, prepared))
         data = setup.find_batches(settings, prepared, strategy, global_batch_size)
-        for batches in data:
-            opened.enter_context(_closing(batches))
+        for batches in filter(None, data):
+            opened.callback(batches.close)
         state = setup.in_batches_of(state, global_batch_size, data[0].steps)
         if strategy.num_workers > 1:
             strategy.broadcast(checkpoints.pack(arrays, state))
@@ -164,6 +164,8 @@ def _train(
         throughput = Throughput(training.position, began, compiles_each_size)
         section, limits, board = settings.train, outcome.load(run, Limits), folder / "tensorboard"
         bar = ProgressBar(section.epochs, training.batches.steps) if log.isEnabledFor(logging.INFO) else None
+        if bar is not None:
+            opened.callback(bar.close)
         callbacks = _callbacks(
             training,
             arrays,
@@ -176,8 +178,7 @@ def _train(
         training = replace(training, callbacks=callbacks)
         own_callbacks.log_forgetful(training.callbacks)
         del arrays  # They are as large as the model and its optimizer.
-        with _closing(bar):
-            loops.run(training)
+        loops.run(training)
         if loops.thaws(training):
             return None
         return _traced(_result(training, prepared, run, saved, throughput), training, stop, board)
@@ -208,8 +209,8 @@ def _assist(settings: config.Settings, prepared: PreparedDataset, stop: threadin
     arrays, state = checkpoints.unpack(strategy.broadcast(b""))
     data = setup.find_batches(settings, prepared, strategy, state.global_batch_size)
     with contextlib.ExitStack() as opened:
-        for batches in data:
-            opened.enter_context(_closing(batches))
+        for batches in filter(None, data):
+            opened.callback(batches.close)
         training = setup.build(settings, prepared, strategy, data, state, arrays)
         training = replace(training, callbacks=_callbacks(training, arrays, None, stop))
         del arrays
@@ -288,10 +289,6 @@ def _log_summary(training: Training, placement: Placement) -> None:
             log.info("frozen    %s; %s parameters are trained", frozen, f"{trained:,}")
         else:
             log.info("unfrozen  %s; learning rates are multiplied by %g", frozen, phase.rate_factor)
-
-
-def _closing(opened: Any) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.closing(opened) if opened is not None else contextlib.nullcontext()
 
 
 def _lock(run: Run, folder: Path, opened: contextlib.ExitStack) -> None:

@@ -42,20 +42,15 @@ POLL_SECONDS = 1.0
 class MemberProcess(Child):
     """A member of a cluster on this machine, or the only process of a strategy without a cluster."""
 
+    member: Member
+    entry: str
+    """Its command is `python -m tasks ENTRY`."""
     has_place = True
     """Whether it can be restarted at the same place."""
     begun = False
     """Whether it has sent a heartbeat."""
     silent_seconds = 0.0
     """The time since its last message or the current request."""
-
-    def __init__(
-        self, member: Member, entry: str, command: Sequence[str], environment: Mapping[str, str], **options: Any
-    ) -> None:
-        """Start ``python -m tasks ENTRY``; see ``Child`` for the other arguments."""
-        self.member = member
-        self.entry = entry
-        super().__init__(command, environment, **options)
 
 
 OneProcess: TypeAlias = "MemberProcess | PlacedProcess"
@@ -154,11 +149,13 @@ class StageProcesses:
         if self._placement is not None:
             return self._placement.open(member, entry, environment, log)
         command, replies = stage_command(entry), self._replies
-        options: dict[str, Any] = {"cwd": config.project_root()}
+        descriptors: tuple[int, ...] = ()
         if self._network is not None:
-            command, options["pass_fds"] = self._network.command(command), self._network.descriptors
+            command, descriptors = self._network.command(command), self._network.descriptors
         with log.open("ab") if log is not None else contextlib.nullcontext() as stderr:
-            process = MemberProcess(member, entry, command, environment, stderr=stderr, **options)
+            root = config.project_root()
+            process = MemberProcess(command, environment, cwd=root, stderr=stderr, pass_fds=descriptors)
+        process.member, process.entry = member, entry
         process.listen(lambda message: replies.put((process, message)))
         return process
 

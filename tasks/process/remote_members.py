@@ -81,7 +81,7 @@ class Allocation(Child):
         """The chief first."""
 
     def open(self, member: Member, entry: str, environment: Mapping[str, str], log: Path | None) -> "PlacedProcess":
-        """Start a member at its place: `python -m tasks ENTRY`; the arguments are those of `cluster.MemberProcess`."""
+        """Start a member at its place: `python -m tasks ENTRY`, with this log for its standard error."""
         place = self.members.index(member)
         process = self._at[place] = PlacedProcess(member, entry, partial(self._tell, place, "tell"), self._replies)
         # Omit variables that each node sets itself, unless the engine chose a value for this member.
