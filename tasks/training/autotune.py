@@ -7,13 +7,14 @@ rounding of sums.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
 from tasks.input.array import ArraySource
+from tasks.input.batches import Batches
 from tasks.system import upstream
 from tasks.training import Training
 from tasks.training.position import Call
@@ -27,6 +28,15 @@ GROWTH = 8
 log = logging.getLogger(__name__)
 
 
+class Steps(NamedTuple):
+    """The steps of a call."""
+
+    iterator: Any
+    """An iteration over an epoch's data, which the call may not read."""
+    first: int
+    num_steps: int
+
+
 class Calls:
     """Number of steps of each call. With ``train.steps_per_execution=auto`` a call ends at the end of an epoch and at a
     checkpoint; if a user's callback has a method for each batch, every call runs a single step."""
@@ -36,6 +46,7 @@ class Calls:
         measurements decide."""
         section = training.settings.train
         self.position = training.position
+        self.batches = training.batches
         self.strategy = training.strategy
         self.every_steps = training.settings.checkpoint.every_steps
         given = section.steps_per_execution
@@ -45,49 +56,36 @@ class Calls:
         self.most = min(MAX_STEPS if self.grows else self.many, training.batches.steps)
         self._traced = False
 
-    def train(self, many: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
-        """Return the function that a loop calls to train from the current position; the caller advances the position.
+    def over(self, batches: Batches, data: Iterable[Any]) -> Iterator[Steps]:
+        """Yield the steps of each call for the rest of an epoch of the training's or of other batches; the calls read
+        an iteration over ``data``."""
+        iterator, first, end = iter(data), batches.unread.start, batches.unread.stop
+        while first < end:
+            count = min(self.many, end - first)
+            if batches is self.batches and self.grows and self.every_steps:
+                count = min(count, self.every_steps - first % self.every_steps)
+            yield Steps(iterator, first, count)
+            first += count
+
+    def function(self, many: Callable[..., tuple[Any, ...]], trains: bool) -> Callable[..., Any]:
+        """Return the function that a loop calls with ``Steps``, on JAX after a state, to train or to measure a split.
 
         Args:
-            many: takes the loop's arguments (an epoch's iterator, on JAX after a state), the first step and the number
-                of steps; returns after how many of them the loss was finite, the metrics by name, and on JAX a new
-                state.
+            many: takes the state, if any, and the values of ``Steps``; returns after how many of them the loss was
+                finite, the metrics by name, and on JAX a new state.
+            trains: whether the call advances the training.
         """
 
         def function(*given: Any) -> Any:
-            position, began = self.position, self.position.now()
-            first, count = position.step, self.next(position.batches.steps - position.step_in_epoch)
-            finite, *found = many(*given, first, count)
-            loss = found[0].get("loss")
-            position.call = Call(first, count, loss, not self.strategy.on_cpus, finite, began, self.measure)
+            *state, steps = given
+            began = self.position.now()
+            finite, *found = many(*state, *steps)
+            if trains:
+                is_ahead, loss = not self.strategy.on_cpus, found[0].get("loss")
+                self.position.call = Call(steps.first, steps.num_steps, loss, is_ahead, finite, began, self.measure)
             return found[0] if len(found) == 1 else tuple(found)
 
         return function
-
-    def test(self, many: Callable[..., tuple[Any, ...]], steps: int) -> Callable[..., Any]:
-        """Return the function that a loop calls to measure a split of ``steps`` steps, with as many steps per call as
-        the training; after the last step it starts again at the first. For ``many`` see ``train``."""
-        done = 0
-
-        def function(*given: Any) -> Any:
-            nonlocal done
-            first, count = done, self.within(steps - done)
-            done = (done + count) % steps
-            _, *found = many(*given, first, count)
-            return found[0] if len(found) == 1 else tuple(found)
-
-        return function
-
-    def next(self, left: int) -> int:
-        """Return the number of steps of the training's next call, where ``left`` steps remain in the epoch."""
-        bounds = [self.many, left]
-        if self.grows and self.every_steps:
-            bounds.append(self.every_steps - self.position.step % self.every_steps)
-        return min(bounds)
-
-    def within(self, left: int) -> int:
-        """Return the number of steps of a test function's next call, where ``left`` steps remain."""
-        return min(self.many, left)
 
     def measure(self, count: int, seconds: float) -> None:
         """Use the time of a call of ``count`` steps to choose the number of steps of the next calls."""

@@ -47,7 +47,8 @@ def asynchronous(training: Training) -> None:
         # The strategy's own `run` passes a step to workers.
         here = replace(training.strategy, run=lambda step, arguments: step(*arguments))
         test = steps.test_function(replace(training, strategy=here), training.validation, calls)
-        measure = loops.measuring(training, test, calls, itertools.repeat(None))  # It gathers its rows by itself.
+        nothing = itertools.repeat(None)  # It gathers its rows by itself.
+        measure = loops.measuring(training.model, test, calls, training.validation, nothing)
     loops.drive(training, groups.train_epoch, measure)
     if groups.done_by:
         shares = ", ".join(f"{count:,}" for _, count in groups.done_by.most_common())

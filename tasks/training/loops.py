@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from tasks.input.batches import Batches
 from tasks.strategies import Strategy
 from tasks.system import upstream
 from tasks.training import Training
@@ -56,9 +57,9 @@ def fit(training: Training) -> None:
     data = functions.iterated(strategy, batches)
     if validation is not None:
         model.test_function = functions.test_function(training, validation, calls)
-        held_out = Epochs(lambda: validation.steps, functions.iterated(strategy, validation), calls.within)
+        held_out = Epochs(validation, functions.iterated(strategy, validation), calls)
     model.fit(
-        Epochs(lambda: batches.steps - training.position.step_in_epoch, data, calls.next),
+        Epochs(batches, data, calls),
         epochs=training.phase.end_epoch,
         initial_epoch=training.position.start.epoch,
         validation_data=held_out,
@@ -97,25 +98,19 @@ class Epochs(upstream.data_adapter()):  # type: ignore[misc]
     detect the end of the data either: a step that finds no data has already advanced Dropout's seeds.
     """
 
-    def __init__(self, steps: Callable[[], int], dataset: Any, count: Callable[[int], int]) -> None:
-        """
-        Args:
-            steps: returns the number of steps of the epoch that starts.
-            count: takes the number of remaining steps, returns the number of steps of the next call.
-        """
-        self._steps = steps
+    def __init__(self, batches: Batches, dataset: Any, calls: Calls) -> None:
+        self._batches = batches
         self._dataset = dataset
-        self._count = count
+        self._calls = calls
 
     def iterate_in_calls(self, iterator: Any) -> None:
-        """Let Keras' epoch iterator make calls of ``count`` steps; its own calls all have the same number of steps."""
+        """Let Keras' epoch iterator make our calls; its own calls all have the same number of steps."""
 
         def calls() -> Iterator[tuple[int, int, Any]]:
-            source, done, steps = iter(self._dataset), 0, self._steps()
-            while done < steps:
-                count = self._count(steps - done)
-                yield done, done + count - 1, source
-                done += count
+            begin = self._batches.unread.start
+            for steps in self._calls.over(self._batches, self._dataset):
+                done = steps.first - begin
+                yield done, done + steps.num_steps - 1, steps
 
         upstream.set_calls(iterator, calls)
 
@@ -124,7 +119,7 @@ class Epochs(upstream.data_adapter()):  # type: ignore[misc]
 
     @property
     def num_batches(self) -> int:
-        return self._steps()
+        return len(self._batches.unread)
 
     batch_size = has_partial_batch = partial_batch_size = None
 
@@ -138,13 +133,12 @@ def custom(training: Training) -> None:
     data = steps.iterated(training.strategy, training.batches)
 
     def train_epoch(epoch: int, listeners: Any) -> dict[str, float]:
-        iterator, left, done = iter(data), training.batches.steps - training.position.step_in_epoch, 0
-        while done < left:
-            count = calls.next(left - done)
+        begin = training.position.step
+        for one in calls.over(training.batches, data):
+            done = one.first - begin
             listeners.on_train_batch_begin(done)
-            logs = train(iterator)
-            done += count
-            listeners.on_train_batch_end(done - 1, logs)
+            logs = train(one)
+            listeners.on_train_batch_end(done + one.num_steps - 1, logs)
             if training.model.stop_training:
                 break
         return numbers(training.model, logs)
@@ -154,7 +148,8 @@ def custom(training: Training) -> None:
         test = steps.test_function(training, training.validation, calls)
         if training.strategy.backend == "jax":
             test = upstream.keeping_state(training.model, test, trains=False)
-        measure = measuring(training, test, calls, steps.iterated(training.strategy, training.validation))
+        data_held_out = steps.iterated(training.strategy, training.validation)
+        measure = measuring(training.model, test, calls, training.validation, data_held_out)
     drive(training, train_epoch, measure)
 
 
@@ -185,23 +180,19 @@ def drive(training: Training, train_epoch: Callable[[int, Any], dict[str, float]
 
 
 def measuring(
-    training: Training, function: Callable[[Any], dict[str, Any]], calls: Calls, data: Iterable[Any]
+    model: Any, function: Callable[[Any], dict[str, Any]], calls: Calls, validation: Batches, data: Iterable[Any]
 ) -> Measure:
-    """Return a function that measures the validation split with ``function``, a ``steps.test_function``, whose input
-    is an iteration over ``data``."""
-    total = training.validation.steps if training.validation is not None else 0
+    """Return a function that measures the validation split with ``function``, a ``steps.test_function``, whose calls
+    read iterations over ``data``."""
 
     def measure(listeners: Any) -> dict[str, float]:
         listeners.on_test_begin()
-        training.model.reset_metrics()
-        iterator, done = iter(data), 0
-        while done < total:
-            count = calls.within(total - done)
-            listeners.on_test_batch_begin(done)
-            logs = function(iterator)
-            done += count
-            listeners.on_test_batch_end(done - 1, logs)
-        results = numbers(training.model, logs)
+        model.reset_metrics()
+        for one in calls.over(validation, data):
+            listeners.on_test_batch_begin(one.first)
+            logs = function(one)
+            listeners.on_test_batch_end(one.first + one.num_steps - 1, logs)
+        results = numbers(model, logs)
         listeners.on_test_end(results)
         return results
 

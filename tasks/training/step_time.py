@@ -5,6 +5,7 @@ without its input would not help either: under tf.distribute and on JAX a step i
 part it is a different program.
 """
 
+import itertools
 import math
 import statistics
 import threading
@@ -136,14 +137,14 @@ def measure_pace(settings: config.Settings, prepared: PreparedDataset) -> Pace:
             "Use fewer, or --step-seconds as measured elsewhere"
         )
     calls = Calls(training)
-    count = calls.next(training.batches.steps)
+    first = next(calls.over(training.batches, itertools.repeat(None)))
     call = steps.train_function(training, calls)
     found: list[float] = []
-    while len(found) <= MIN_CALLS or (len(found) < MAX_CALLS and sum(found[1:]) * count < ENOUGH_SECONDS):
+    while len(found) <= MIN_CALLS or (len(found) < MAX_CALLS and sum(found[1:]) * first.num_steps < ENOUGH_SECONDS):
         began = time.perf_counter()
         with strategy.scope():
-            float(call(None)["loss"])
-        found.append((time.perf_counter() - began) / count)
+            float(call(first)["loss"])
+        found.append((time.perf_counter() - began) / first.num_steps)
     return Pace(
         parameters=sum(math.prod(variable.shape) for variable in training.model.trainable_variables),
         examples=size,

@@ -16,12 +16,11 @@ from tasks.input.augment import augment_batch
 from tasks.input.batches import Batches
 from tasks.strategies import Strategy
 from tasks.training import Training
-from tasks.training.autotune import Calls
+from tasks.training.autotune import Calls, Steps
 
-# Takes an epoch's iterator (which it may not read), runs the steps of a call, and returns the metrics so far by name.
-StepsFunction = Callable[[Any], dict[str, Any]]
-# Takes the iterator, the first step and the number of steps; returns after how many of them the loss was still finite,
-# and the metrics by name.
+# Runs the steps of a call, and returns the metrics so far by name.
+StepsFunction = Callable[[Steps], dict[str, Any]]
+# Takes the values of ``Steps``; returns after how many of the steps the loss was still finite, and the metrics by name.
 ManySteps = Callable[[Any, int, int], tuple[Any, dict[str, Any]]]
 
 
@@ -120,7 +119,7 @@ def _update_metrics(model: Any, strategy: Strategy, batch: Any, outputs: Any, to
 
 
 def train_function(training: Training, calls: Calls) -> StepsFunction:
-    """Return the train function of the loops: ``calls.train`` around the steps.
+    """Return the train function of the loops.
 
     ``fit`` on one device runs Keras' own step, all other cases run ``train_step``. ``train.loop`` and
     ``train.jit_compile`` are read. With an ``ArraySource`` the step gathers its batch and ignores the iterator.
@@ -133,17 +132,15 @@ def train_function(training: Training, calls: Calls) -> StepsFunction:
         many = compiled_steps(model, strategy, step, source, batches, calls.most)
     else:
         many = many_steps(model, strategy, tf.function(step, jit_compile=True) if jit_compile else step, batches)
-
-    return calls.train(many)
+    return calls.function(many, trains=True)
 
 
 def test_function(training: Training, batches: Batches, calls: Calls) -> StepsFunction:
-    """Return the test function for the split of ``batches``: ``calls.test`` around the steps. As in
-    ``train_function``, the step gathers the batches of an ``ArraySource``."""
+    """Return the test function for the split of ``batches``. As in ``train_function``, the step gathers the batches of
+    an ``ArraySource``."""
     model, strategy = training.model, training.strategy
     step = _on_batch(model.test_step) if _keras_steps(training) else test_step(model, training.loss, strategy)
-    many = many_steps(model, strategy, step, batches)
-    return calls.test(many, batches.steps)
+    return calls.function(many_steps(model, strategy, step, batches), trains=False)
 
 
 def _keras_steps(training: Training) -> bool:

@@ -22,15 +22,14 @@ from tasks.input.augment import augment_batch, is_images
 from tasks.input.batches import Batches
 from tasks.strategies import Strategy
 from tasks.training import Training
-from tasks.training.autotune import Calls
+from tasks.training.autotune import Calls, Steps
 from tasks.training.trace import marked
 
 State = tuple[list[Any], ...]
-# Takes a state and an epoch's iterator (which it may not read), runs the steps of a call, and returns the metrics so
-# far by name and the new state.
-StepsFunction = Callable[[State, Any], tuple[dict[str, Any], State]]
-# Takes a state, the iterator, the first step and the number of steps; returns after how many of them the loss was
-# still finite, the metrics by name, and the new state.
+# Takes a state, runs the steps of a call, and returns the metrics so far by name and the new state.
+StepsFunction = Callable[[State, Steps], tuple[dict[str, Any], State]]
+# Takes a state and the values of ``Steps``; returns after how many of the steps the loss was still finite, the metrics
+# by name, and the new state.
 ManySteps = Callable[[State, Any, int, int], tuple[Any, dict[str, Any], State]]
 
 LENGTHS = 32, 1
@@ -40,13 +39,13 @@ MAX_SIDE = 2000
 
 
 def train_function(training: Training, calls: Calls) -> StepsFunction:
-    """Return the train function of the loops: ``calls.train`` around the steps."""
-    return calls.train(_many_steps(training, training.batches, "train_step"))
+    """Return the train function of the loops."""
+    return calls.function(_many_steps(training, training.batches, "train_step"), trains=True)
 
 
 def test_function(training: Training, batches: Batches, calls: Calls) -> StepsFunction:
-    """Return the test function for the split of ``batches``: ``calls.test`` around the steps."""
-    return calls.test(_many_steps(training, batches, "test_step"), batches.steps)
+    """Return the test function for the split of ``batches``."""
+    return calls.function(_many_steps(training, batches, "test_step"), trains=False)
 
 
 def iterated(strategy: Strategy, batches: Batches) -> Iterable[Any]:

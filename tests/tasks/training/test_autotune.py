@@ -29,13 +29,12 @@ def calls_of(position, values, **strategy):
 
 def sizes(position, calls, step_seconds, num_steps):
     """The steps of each call of a training whose step takes so long; the first call takes a second more."""
-    found = []
-    while position.step < num_steps:
-        count = calls.next(position.batches.steps - position.step_in_epoch)
-        calls.measure(count, count * step_seconds(position.step) + (not found))
-        found.append(count)
-        epoch, position.step_in_epoch = divmod(position.step + count, position.batches.steps)
-        position.epoch = epoch
+    batches, found = position.batches, []
+    while sum(found) < num_steps:
+        batches.epoch, batches.start_step = divmod(sum(found), batches.steps)
+        one = next(calls.over(batches, []))
+        calls.measure(one.num_steps, one.num_steps * step_seconds(one.first) + (not found))
+        found.append(one.num_steps)
     return found
 
 

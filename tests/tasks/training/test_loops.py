@@ -90,9 +90,7 @@ class Calls(keras.callbacks.Callback):
 def keras_epochs(batches):
     """What Keras' own loop reads, with the same batches."""
     spec = tuple(tf.TensorSpec((None, *part.shape[1:]), part.dtype) for part in next(batches.arrays()))
-    return loops.Epochs(
-        lambda: batches.steps, tf.data.Dataset.from_generator(batches.arrays, output_signature=spec), None
-    )
+    return loops.Epochs(batches, tf.data.Dataset.from_generator(batches.arrays, output_signature=spec), None)
 
 
 @pytest.mark.parametrize(

@@ -157,11 +157,10 @@ def measured(case, strategy, **options):
     calls = Calls(training)
     train = steps.train_function(training, calls)
     data = strategy.distribute(dataset(case, strategy.num_replicas))
-    iterator, losses = iter(data), []
-    while position.step_in_epoch < batches.steps:
-        logs = train(iterator)
+    losses = []
+    for one in calls.over(batches, data):
+        logs = train(one)
         losses.append(float(logs["loss"]))
-        position.step_in_epoch = min(position.step_in_epoch + every, batches.steps)
     found = {
         "losses": losses,
         "accuracy": float(logs["accuracy"]),
@@ -169,9 +168,9 @@ def measured(case, strategy, **options):
         "bias": model.get_weights()[1].tolist(),
     }
     model.reset_metrics()
-    test, iterator = steps.test_function(training, batches, calls), iter(data)
-    for _ in range(0, batches.steps, every):
-        logs = test(iterator)
+    test = steps.test_function(training, batches, calls)
+    for one in calls.over(batches, data):
+        logs = test(one)
     return found | {"held out": [float(logs["loss"]), float(logs["accuracy"])]}
 
 
