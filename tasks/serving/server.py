@@ -117,9 +117,10 @@ class Served:
         self._failed: tuple[str, str, float] | None = None
         warm(self.model)
 
-    def follow(self, seconds: float, ended: threading.Event) -> None:
-        """Look up the alias until the event is set; the next version is loaded while the current one answers."""
-        while not ended.wait(seconds):
+    def follow(self, seconds: float) -> None:
+        """Look up the alias again and again; the next version is loaded while the current one answers."""
+        while True:
+            time.sleep(seconds)
             self.look()
 
     def look(self) -> None:
@@ -398,7 +399,7 @@ def serve(
         UserError: the model does not exist, or the port is in use.
     """
     warnings.simplefilter("error", Image.DecompressionBombWarning)
-    served, ended = Served(model), threading.Event()
+    served = Served(model)
     # `create_server` makes sockets without a protocol, for which asyncio delays small answers by 40 ms (Nagle's
     # algorithm waits for the client's acknowledgement).
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -412,9 +413,8 @@ def serve(
     port = listening.getsockname()[1]
     asked = guarded(application(served, RequestBatcher()), key)
     if served.address.startswith("models:") and "@" in served.address:
-        threading.Thread(target=served.follow, args=(poll_seconds, ended), daemon=True).start()
+        threading.Thread(target=served.follow, args=(poll_seconds,), daemon=True).start()
     server = make_server(asked)
     tell({"model": served.model.name, "port": port})
     with listening:
         server.run([listening])
-    ended.set()
