@@ -114,11 +114,6 @@ class StageProcesses:
         all_alive = len(self.processes) == len(self._members) and all(process.alive for process in self.processes)
         return not self._failed and all_alive
 
-    @property
-    def is_foreign(self) -> bool:
-        """Whether someone else starts the other members."""
-        return engines.is_foreign(self.cluster)
-
     def _start(self) -> None:
         """Start all members, at new places if an engine places them on other machines."""
         self._replies = SimpleQueue()
@@ -192,7 +187,7 @@ class StageProcesses:
         except BaseException as stop:  # Ctrl-C, SIGTERM, or Prefect's exception when it cancels a run.
             self._failed, said = True, self._interrupt()
             by_hand = isinstance(stop, KeyboardInterrupt) and not isinstance(stop, Terminated)
-            if row.is_shared and self.is_foreign and not by_hand:
+            if row.is_shared and engines.is_foreign(self.cluster) and not by_hand:
                 said = said or "the next start continues from the latest checkpoint"
                 raise Preempted(f"{stage} stopped on a signal: {said}") from None
             if isinstance(stop, KeyboardInterrupt):
@@ -308,7 +303,7 @@ class StageProcesses:
         if watch and self.cluster is not None:
             begun = self.cluster.heartbeat_timeout_seconds
             # Building a strategy waits for all members, including those that someone else starts later.
-            starting = math.inf if self.is_foreign else max(begun, START_SECONDS)
+            starting = math.inf if engines.is_foreign(self.cluster) else max(begun, START_SECONDS)
             for one in list(self.processes):
                 limit = begun if one.begun else starting
                 if one.silent_seconds > limit:
@@ -351,7 +346,7 @@ class StageProcesses:
             stopped = ", ".join(one.member.name for one, answer in failed if answer.get("told_to_stop"))
             if self.cluster is None:
                 return Interrupted(str(error), Terminated.exit_code)
-            if self.is_foreign:
+            if engines.is_foreign(self.cluster):
                 return Preempted(f"{row.name} ended: {error}")
             return _Lost(f"{stopped or 'another member'} received a signal to stop")
         if process is not self.first and not isinstance(error, errors.UserError):
@@ -362,7 +357,7 @@ class StageProcesses:
         """End all processes, and restart them if another restart is allowed."""
         for process in self.processes:
             process.kill()
-        if self.cluster is None or self.is_foreign:
+        if self.cluster is None or engines.is_foreign(self.cluster):
             raise StratagemError(
                 f"{stage} ended: {reason}. Start all members again: the same command for each continues from the "
                 f"latest checkpoint. The log: {self.logs}"

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class Damaged(UserError):
     """A checkpoint's files are missing or have changed."""
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """The checkpoints of one run, by training step. Close it, or use it in a ``with`` block, to wait for the last
     write."""
 
@@ -90,9 +90,6 @@ class Checkpoints:
         if not read_only:
             for leftover in folder.glob(".*.partial"):
                 shutil.rmtree(leftover)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

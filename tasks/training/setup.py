@@ -120,10 +120,3 @@ def build(
     if arrays:
         model.restore(built, arrays, position, phase_at(settings, state.epoch))
     return Training(settings, strategy, built, loss, batches, validation, position)
-
-
-def fresh(settings: config.Settings, prepared: PreparedDataset, strategy: Strategy) -> Training:
-    """Return a training at its first step."""
-    size = find_global_batch_size(settings.train, strategy.num_replicas)
-    data = find_batches(settings, prepared, strategy, size)
-    return build(settings, prepared, strategy, data, State(global_batch_size=size), {})

@@ -19,9 +19,9 @@ import keras
 
 from tasks import config, strategies
 from tasks.records import Pace, PreparedDataset, StepTime
-from tasks.system.errors import UserError
 from tasks.training import Training, loops, model_state, setup, trace
 from tasks.training.autotune import Calls
+from tasks.training.checkpoints import State
 from tasks.training.position import Position
 
 MIN_CALLS, MAX_CALLS = 5, 50
@@ -129,13 +129,9 @@ def measure_pace(settings: config.Settings, prepared: PreparedDataset) -> Pace:
     from tasks.training import steps  # It imports TensorFlow, which a training on JAX does not need.
 
     strategy = strategies.build(settings.strategy)
-    size = settings.train.per_replica_batch_size or settings.train.global_batch_size or 0
-    training = setup.fresh(settings, prepared, strategy)
-    if training.batches.num_examples < size:
-        raise UserError(
-            f"train.per_replica_batch_size = {size}: the training split has {training.batches.num_examples} examples. "
-            "Use fewer, or --step-seconds as measured elsewhere"
-        )
+    size = setup.find_global_batch_size(settings.train, strategy.num_replicas)
+    data = setup.find_batches(settings, prepared, strategy, size)
+    training = setup.build(settings, prepared, strategy, data, State(global_batch_size=size), {})
     calls = Calls(training)
     first = next(calls.over(training.batches, itertools.repeat(None)))
     call = steps.train_function(training, calls)

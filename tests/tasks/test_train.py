@@ -485,16 +485,7 @@ def test_a_run_goes_on_with_another_batch_size_where_it_was(tiny, train):
 )
 def test_on_other_devices_a_run_keeps_its_global_batch(project, overrides, num_replicas, size):
     section = config.load(None, overrides).train
-    state = State(
-        step=3,
-        epoch=0,
-        step_in_epoch=3,
-        global_batch_size=32,
-        seed=0,
-        settings_digest="",
-        data_version=None,
-        history={},
-    )
+    state = State(step=3, step_in_epoch=3, global_batch_size=32)
     if size is not None:
         assert resumed_batch_size(section, state, num_replicas) == size
         return

@@ -15,9 +15,7 @@ from tasks.training.callbacks.stopping import NonFiniteLoss
 from tasks.training.checkpoints import Checkpoints, State
 from tasks.training.position import Position
 
-START = State(
-    step=0, epoch=0, step_in_epoch=0, global_batch_size=1, seed=0, settings_digest="", data_version=None, history={}
-)
+START = State(global_batch_size=1)
 AUTO = "train.steps_per_execution=auto"
 
 

@@ -15,13 +15,14 @@ from tasks.training.callbacks.saving import SaveCheckpoints
 from tasks.training.checkpoints import Checkpoints, State
 from tasks.training.position import Position
 
-ORIGIN = {"global_batch_size": 8, "seed": 0, "settings_digest": "d", "data_version": None, "history": {}}
-START = State(step=0, epoch=0, step_in_epoch=0, **ORIGIN)
+START = State(global_batch_size=8)
 
 
 def inside(epoch, step_in_epoch, steps=5, **more):
     """The state of a checkpoint inside an epoch of ``steps`` steps."""
-    return State(step=epoch * steps + step_in_epoch, epoch=epoch, step_in_epoch=step_in_epoch, **(ORIGIN | more))
+    return START.model_copy(
+        update={"step": epoch * steps + step_in_epoch, "epoch": epoch, "step_in_epoch": step_in_epoch, **more}
+    )
 
 
 def model(kind=keras.Sequential):

@@ -20,14 +20,13 @@ from tests.tasks.training.test_loops import Calls
 
 # 33 examples in batches of 8: five steps, the last a short one.
 STEPS = 5
-ORIGIN = {"global_batch_size": 8, "seed": 0, "settings_digest": "d", "data_version": None, "history": {}}
 AUGMENTED = {f"input.augmentation.{key}": on for key, on in (("flip", True), ("crop_padding", 1), ("rotation", 0.1))}
 MIXED = {"input.augmentation.flip": True, "input.augmentation.mixup": 0.4, "input.augmentation.cutmix": 1.0}
 
 
 def at(step, steps=STEPS):
     """The state of a checkpoint."""
-    return State(step=step, epoch=step // steps, step_in_epoch=step % steps, **ORIGIN)
+    return State(step=step, epoch=step // steps, step_in_epoch=step % steps, global_batch_size=8)
 
 
 def pipeline(tiny, **options):

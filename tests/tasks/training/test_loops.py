@@ -9,8 +9,7 @@ from tasks.training import Training, loops
 from tasks.training.checkpoints import State
 from tasks.training.position import Position
 
-ORIGIN = {"global_batch_size": 8, "seed": 0, "settings_digest": "d", "data_version": None, "history": {}}
-START = State(step=0, epoch=0, step_in_epoch=0, **ORIGIN)
+START = State(global_batch_size=8)
 LOOPS = {"fit": loops.fit, "custom": loops.custom}
 
 

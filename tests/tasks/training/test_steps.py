@@ -17,9 +17,7 @@ from tasks.training.autotune import Calls
 from tasks.training.checkpoints import State
 from tasks.training.position import Position
 
-START = State(
-    step=0, epoch=0, step_in_epoch=0, global_batch_size=6, seed=0, settings_digest="", data_version=None, history={}
-)
+START = State(global_batch_size=6)
 LEARNING_RATE = 0.5
 FEATURES, CLASSES = 4, 3
 
