@@ -288,7 +288,7 @@ def build(input_shape, num_classes):
 
 
 def test_jit_compile_hands_the_step_to_xla(tiny, train, own):
-    options = (own(ON_THE_HOST), "model.options={}", "train.epochs=1")
+    options = (own(ON_THE_HOST), "model.options={}", "train.epochs=1", "register.enabled=false")
     train(tiny, *options, run_id="plain")
     # XLA has no operation that calls Python.
     with pytest.raises(tf.errors.InvalidArgumentError, match="unsupported operations"):
