@@ -6,6 +6,7 @@ Ray asks another machine's interface for its head where that is at 127.0.0.1, so
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 os.environ.update(
@@ -25,7 +26,7 @@ STORE_BYTES = 80 * 2**20
 def main(folder: str, *cpus: str) -> None:
     """Print the address of the head, and a line for each thing that was done."""
     # Ray writes the head's address there, too, and makes this folder only where no node was told of another one.
-    Path("/tmp/ray").mkdir(exist_ok=True)
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
     cluster = Cluster()
     nodes = []
 
