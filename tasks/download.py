@@ -14,6 +14,7 @@ import tensorflow_datasets as tfds
 
 from tasks import config, records
 from tasks.data import builders, dataset_folder
+from tasks.modeling import own_code
 from tasks.records import DatasetManifest, SourceFile, load_or_none
 from tasks.system import errors, files, upstream
 from tasks.system.errors import UserError, listed
@@ -56,8 +57,14 @@ def download(dataset: config.Dataset) -> DatasetManifest:
         raise files.full_disk_error(folder.relative_to(root)) from None
     except ImportError as error:
         raise UserError(f"dataset {dataset.name} needs a package that is not installed: {error}") from None
-    except OSError as error:
-        raise files.unwritable(folder.relative_to(root), error) from None
+    except Exception as error:
+        said = own_code.described(error)  # With a place in the user's code, if the error comes from there.
+        is_theirs = dataset.builder is not None and not isinstance(error, errors.StratagemError)
+        if is_theirs and (said != errors.one_line(error) or not isinstance(error, OSError)):
+            raise UserError(f"dataset.name = '{dataset.builder}': fails ({said})") from error
+        if isinstance(error, OSError):
+            raise files.unwritable(folder.relative_to(root), error) from None
+        raise
 
 
 def refuse_early(dataset: config.Dataset) -> None:
@@ -97,12 +104,18 @@ def _make(dataset: config.Dataset, folder: Path) -> dict[str, Any]:
             contextlib.redirect_stdout(io.StringIO()),  # TFDS prints; standard output belongs to the command's result.
         ):
             builder = builders.build(dataset.name, dataset.version, scratch, dataset.builder)
-            _ask_for_what_needs_a_login(builder, dataset)
+            brought = _brought(dataset)
+            if builder.MANUAL_DOWNLOAD_INSTRUCTIONS and (brought is None or not brought.is_dir()):
+                raise UserError(
+                    f"dataset {dataset.name}: TFDS cannot fetch its archives. Put them into FOLDER/{builder.name} and "
+                    f"add --set dataset.downloads=FOLDER (now it is {dataset.downloads}). TFDS says: "
+                    + " ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())
+                )
             archives = _check_archives(builder, dataset, downloads)
             settings = tfds.download.DownloadConfig(
                 # A new folder each time: Fashion-MNIST after MNIST in one extract_dir holds MNIST's images.
                 extract_dir=scratch / "extracted",
-                manual_dir=_brought(dataset),  # TFDS checks the sha256 of the archives that it uses from there.
+                manual_dir=brought,  # TFDS checks the sha256 of the archives that it uses from there.
                 try_download_gcs=False,
             )
             builder.download_and_prepare(download_dir=downloads, download_config=settings)
@@ -132,16 +145,6 @@ def _make_room(made: Path, folder: Path) -> None:
     )
 
 
-def _ask_for_what_needs_a_login(builder: Any, dataset: config.Dataset) -> None:
-    folder = _brought(dataset)
-    if builder.MANUAL_DOWNLOAD_INSTRUCTIONS and (folder is None or not folder.is_dir()):
-        raise UserError(
-            f"dataset {dataset.name}: TFDS cannot fetch its archives. Put them into FOLDER/{builder.name} and add "
-            f"--set dataset.downloads=FOLDER (now it is {dataset.downloads}). TFDS says: "
-            + " ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())
-        )
-
-
 def _check_archives(builder: Any, dataset: config.Dataset, downloads: Path) -> dict[str, Any]:
     """Hash each archive in TFDS' cache when the builder requests it, because TFDS does not verify cached files.
 
@@ -164,7 +167,10 @@ def _check_archives(builder: Any, dataset: config.Dataset, downloads: Path) -> d
             used[archive.url] = expected = registered[archive.url]
             name = resource.get_dl_fname(archive.url, expected.checksum)
             cached = downloads / builder.name / archive.relative_download_dir / name
-            if cached.exists() and (difference := _difference(cached, expected)):
+            if cached.exists() and (got := checksums.compute_url_info(cached)) != expected:
+                difference = f"{int(got.size)} bytes, must be {int(expected.size)}"
+                if got.size == expected.size:
+                    difference = f"sha256 {got.checksum}, must be {expected.checksum}"
                 aside = files.set_aside(cached, downloads.parents[1], f"{name}.bad")
                 print(
                     f"damaged archive of {archive.url} ({difference}): it is now "
@@ -184,14 +190,6 @@ def _brought(dataset: config.Dataset) -> Path | None:
     if dataset.downloads is None:
         return None
     return config.project_root() / dataset.downloads / config.split_folder_name(dataset.name)[0]
-
-
-def _difference(path: Path, expected: Any) -> str | None:
-    """Return how a file differs from the size and sha256 that TFDS registers; None if it matches."""
-    got = checksums.compute_url_info(path)
-    if got.size != expected.size:
-        return f"{int(got.size)} bytes, must be {int(expected.size)}"
-    return None if got == expected else f"sha256 {got.checksum}, must be {expected.checksum}"
 
 
 def _require_server(missing: Mapping[str, Any], dataset: config.Dataset) -> None:

@@ -86,6 +86,10 @@ def _read(
     # One overlay for all options: their order does not matter, and a new kind does not hide a wrong key.
     last = ("--set", _nested(given))
     settings = _parse_all([*sources, last])
+    if prepared is not None and "train" not in (splits := prepared.model_dump(include={"splits"})["splits"]):
+        raise UserError(
+            f"dataset {settings.dataset.name} has no split 'train' (it has {', '.join(splits)}): choose another dataset"
+        )
     if prepared is not None and (chosen := choices(recipe, settings, prepared, root)):
         sources += [(f"dataset: {choice.reason}", _nested(choice.values)) for choice in chosen]
         settings = _parse_all([*sources, last])

@@ -4,11 +4,12 @@ import math
 import statistics
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 
 from tasks import config
 from tasks.data.encoding.pictures import FORMATS, ORIENTATION, open_picture
@@ -26,22 +27,26 @@ class Header:
     size: tuple[int, int]
     """Height and width, after the EXIF rotation."""
     is_grey: bool
+    loss: str
+    """What of the image is not used, for a line that counts such images."""
 
 
 def read_header(path: Path) -> Header | str:
     """Return the header of an image, or the reason why the file is not an image."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            # Pillow warns about damaged EXIF data, but reads the pixels.
-            warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+            # `open_picture` refuses too many pixels; of damaged EXIF data Pillow only warns, and reads the pixels.
+            warnings.filterwarnings("ignore", module=r"PIL\.")
             with open_picture(path) as image:
                 width, height = image.size
                 # Pillow would decode a whole PNG to look for EXIF behind its pixels.
                 exif = image.getexif() if image.format != "PNG" or "exif" in image.info else {}
                 if exif.get(ORIENTATION, 1) >= 5:
                     width, height = height, width
-                return Header((height, width), image.mode in ("1", "L", "LA") or image.mode.startswith("I"))
+                loss = "16 bits per channel, of which the upper 8 are used" if image.mode.startswith("I") else ""
+                if image.format != "MPO" and getattr(image, "is_animated", False):  # MPO is a photograph and a preview.
+                    loss = "several frames, of which the first is used"
+                return Header((height, width), image.mode in ("1", "L", "LA") or image.mode.startswith("I"), loss)
     except Exception as error:  # Pillow's readers raise anything on a broken file.
         return _reason(path, error)
 
@@ -52,27 +57,20 @@ def _reason(path: Path, error: Exception) -> str:
         raise UserError(f"{path} cannot be read ({error.strerror}): make it readable, or remove it") from None
     if path.exists() and path.stat().st_size == 0:
         return "empty"
-    if isinstance(error, Image.DecompressionBombWarning | Image.DecompressionBombError):
-        return f"more than {Image.MAX_IMAGE_PIXELS:,} pixels"
     if isinstance(error, UnidentifiedImageError):
         return f"no image of {', '.join(FORMATS).lower()}"
-    return " ".join(str(error).split())[:100] or type(error).__name__
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def common_size(dataset: config.Table, headers: Sequence[Header]) -> tuple[int, int]:
-    """Return the common height and width of a dataset's images; print them if none is set and sizes differ or are
-    large."""
+    """Return the common height and width of a dataset's images; print them if none is set and sizes differ, and how
+    many images lose frames or bits."""
+    for loss, count in Counter(header.loss for header in headers if header.loss).items():
+        print(f"{count:,} of {len(headers):,} images of {dataset.name} have {loss}", file=sys.stderr)
     if dataset.image_size is not None:
         return dataset.image_size
     if len(sizes := {header.size for header in headers}) == 1:
-        height, width = sizes.pop()
-        if max(height, width) > MAX_SIDE:
-            print(
-                f"all images of {dataset.name} are {height} x {width} (height x width) and keep this size. To train on "
-                f"smaller ones, set dataset.image_size in data/{dataset.name}/params.yaml",
-                file=sys.stderr,
-            )
-        return height, width
+        return sizes.pop()
     size, line = median_size(dataset.name, [header.size for header in headers])
     print(line, file=sys.stderr)
     return size

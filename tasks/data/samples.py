@@ -317,14 +317,19 @@ def notes_on_categories(sample: Sample, dataset: config.Table) -> list[str]:
             f"{sum(texts[mark] for mark in marks):,} of {len(sample.values):,} rows of '{sample.name}' are {said}, "
             "read as a value; leave the cell empty where there is none"
         )
+    return notes + notes_on_alike(texts, sample.name)
+
+
+def notes_on_alike(texts: Iterable[str], column: str) -> list[str]:
+    """Return a note about the first two texts that differ only in case or spaces, or are words for the same truth."""
     alike: dict[str, str] = {}
     for text in texts:
         signs = unicodedata.normalize("NFKC", text).translate({0xFE0E: None, 0xFE0F: None})  # ❤ is also a picture.
         seen = "".join(sign for sign in signs if unicodedata.category(sign) != "Cf")
         key = " ".join(seen.casefold().split())
         if (other := alike.setdefault(TRUTHS.get(key, key), text)) != text:
-            return [*notes, f"{other!r} and {text!r} of '{sample.name}' may mean the same, and are two values"]
-    return notes
+            return [f"{other!r} and {text!r} of '{column}' may mean the same, and are two values"]
+    return []
 
 
 def refuse_labels_in_one_text(dataset: config.Table, target: Sample) -> None:

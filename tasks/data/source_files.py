@@ -37,7 +37,7 @@ def kind_of(source: str) -> str:
         what = "no such file or folder"
         if path.exists():
             is_archive = path.suffix.lower() in ARCHIVES
-            todo = "Unpack it, and use what is inside" if is_archive else "Save a table as .csv"
+            todo = "Unpack it, and use what is inside" if is_archive else "Save a table as .csv, arrays as .npz"
             what = f"no kind of dataset reads such a file. {todo}"
         raise UserError(
             f"SOURCE = '{source}': {what}. Allowed: a folder of images (FOLDER/<class>/*), "

@@ -27,10 +27,6 @@ def carve(prepared: PreparedDataset, validation: str | float | int | None, seed:
         UserError: no such split, too many validation examples, or no test split left.
     """
     splits = prepared.splits
-    if "train" not in splits:
-        raise UserError(
-            f"dataset {prepared.name} has no split 'train' (it has {', '.join(splits)}): choose another dataset"
-        )
     everything = {name: np.arange(split.num_examples) for name, split in splits.items()}
     use = {"train": ("train", everything["train"])}
     if isinstance(validation, str):

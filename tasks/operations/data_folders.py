@@ -112,16 +112,14 @@ def diff(first: str, second: str) -> DataDifference:
     Raises:
         UserError: a dataset or commit does not exist, or DVC's cache lacks its data.
     """
-
-    def load(asked: str) -> PreparedDataset:
-        name, at, commit = asked.partition("@")
-        return _load_at(name, commit) if at else show(name)
-
-    return compare(load(first), load(second), (first, second))
+    return compare(_load(first), _load(second), (first, second))
 
 
-def _load_at(name: str, commit: str) -> PreparedDataset:
-    """Return the manifest of a commit's dataset from DVC's cache."""
+def _load(asked: str) -> PreparedDataset:
+    """Return the current manifest of a dataset, or that of a commit from DVC's cache."""
+    name, at, commit = asked.partition("@")
+    if not at:
+        return show(name)
     root = config.project_root()
     path = f"data/{name}/dvc.lock"
     lock = repository.file_at(commit, path, root)

@@ -50,14 +50,22 @@ def make(folder: Path, git: bool | None = None, only_look: bool = False) -> NewP
     """
     folder = Path(os.path.abspath(folder))
     try:
-        _refuse(folder)
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder} is a file: choose a folder for the project")
+        if not folder.parent.is_dir():
+            raise UserError(f"{folder}: the folder {folder.parent} does not exist: create it first")
+        for above in (folder, *folder.parents):
+            if (above / "params.yaml").is_file() and (above / ".dvc").is_dir():
+                where = "is already a project" if above == folder else f"is in the project {above}"
+                raise UserError(f"{folder} {where}: choose a folder outside of any project")
         if git is None:
             git = pygit2.discover_repository(str(folder if folder.exists() else folder.parent)) is None
         git = git and not os.path.lexists(folder / ".git")
         with tempfile.TemporaryDirectory() as made:
             _write(Path(made))
             parts = sorted(path.relative_to(made) for path in Path(made).rglob("*") if path.is_file())
-            if there := [str(part) for part in parts if _is_taken(folder, part)]:
+            files_above = [one for part in parts for one in part.parents if not (folder / one).is_dir()]
+            if there := [str(one) for one in sorted({*parts, *files_above}) if os.path.lexists(folder / one)]:
                 raise UserError(
                     f"{folder} contains {listed(there, 5)}, which a new project would overwrite: move them away, or "
                     "choose another folder"
@@ -70,17 +78,6 @@ def make(folder: Path, git: bool | None = None, only_look: bool = False) -> NewP
     except OSError as error:
         raise files.unwritable(folder, error) from None
     return NewProject(folder=str(folder), files=tuple(map(str, parts)), git=git)
-
-
-def _refuse(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file: choose a folder for the project")
-    if not folder.parent.is_dir():
-        raise UserError(f"{folder}: the folder {folder.parent} does not exist: create it first")
-    for above in (folder, *folder.parents):
-        if (above / "params.yaml").is_file() and (above / ".dvc").is_dir():
-            where = "is already a project" if above == folder else f"is in the project {above}"
-            raise UserError(f"{folder} {where}: choose a folder outside of any project")
 
 
 def _write(folder: Path) -> None:
@@ -101,9 +98,3 @@ def _write(folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     dataset_folder.add(config.load(root=folder).dataset, folder)
-
-
-def _is_taken(folder: Path, part: Path) -> bool:
-    """Return whether the file exists, or one of its folders is a file."""
-    above = [folder / one for one in part.parents]
-    return os.path.lexists(folder / part) or any(os.path.lexists(one) and not one.is_dir() for one in above)

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import shlex
+import shutil
 import struct
 import zipfile
 import zlib
@@ -120,6 +121,9 @@ NAMED_AS_SPLITS = [
     {"train": "train", "holdout": "test"},
     {"TrainImages": "train", "my_val": "validation", "Test-2024": "test"},
     {"trainval": "train", "validdata": "validation", "Testdaten": "test"},
+    {"Trainingsdaten": "train", "Validierungsdaten": "validation", "Testdaten": "test"},
+    {"Entrenamiento": "train", "validación": "validation", "prueba": "test"},
+    {"训练集": "train", "测试": "test"},
 ]
 
 
@@ -151,6 +155,10 @@ def test_the_splits_that_a_question_offers_are_those_of_the_names(source):
     for name in ("mytest", "mytrain"):
         fill(source / name)
     assert '{"mytest": "test", "mytrain": "train"}' in message_of(source)
+    shutil.rmtree(source)
+    for number, name in enumerate("abcd", 1):
+        fill(source / name, count=number)
+    assert '{"d": "train", "c": "test", "b": "validation", "a": "train"}' in message_of(source)
 
 
 def test_class_names_are_equal_but_for_surrounding_spaces(source):
@@ -203,6 +211,8 @@ ORDINARY = [
     ("trainers/left:2 tester/left:2", {}),
     ("trainers/left:2 trainers/right:2 sandals/left:2 sandals/right:2 sandals/top:2", {}),
     ("cat/train:2 dog/train:2", {}),
+    ("mask:5 no_mask:5", {}),
+    ("images:5 masks:5", {"splits": {}}),
     ("train_a/train_a:2 train_a/latest:2 b/train_a:2 b/latest:2", {"splits": {}}),
 ]
 
@@ -310,6 +320,20 @@ def test_large_images_of_one_size_keep_it_and_it_is_said(source, width, capsys):
         "all images of own are 6 x 225 (height x width) and keep this size. To train on smaller ones, set dataset.image"
     )
     assert (line in capsys.readouterr().err) is (width == 225)
+    np.savez(source / "own.npz", x=np.zeros((30, 6, width), np.uint8), y=CLASSES)
+    prepare(describe(source / "own.npz", "arrays"))
+    line = line.replace("set dataset.image", "resize them first\n")
+    assert (line in capsys.readouterr().err) is (width == 225)
+
+
+def test_what_of_an_image_is_not_used_is_said(source, capsys):
+    fill(source)
+    Image.fromarray(np.full((4, 6), 1000, np.uint16)).save(source / "cat" / "deep.png")
+    grey(1).save(source / "dog" / "moving.gif", save_all=True, append_images=[grey(9)])
+    prepare(describe(source))
+    said = capsys.readouterr().err
+    assert "1 of 12 images of own have 16 bits per channel, of which the upper 8 are used\n" in said
+    assert "1 of 12 images of own have several frames, of which the first is used\n" in said
 
 
 BY_PRODUCTS = (
@@ -357,7 +381,7 @@ BROKEN = {
     ),
     "half.png": (half(NOISE, "png"), "image file is truncated"),
     "half.jpg": (half(NOISE, "jpeg"), "image file is truncated"),
-    "bomb.png": (bomb(), "more than 89,478,485 pixels"),
+    "bomb.png": (bomb(), "Image size ("),
 }
 
 
@@ -380,7 +404,7 @@ def test_files_that_are_no_whole_image_are_all_named_or_left_out(source, capsys)
     for name, (content, _) in BROKEN.items():
         (source / "cat" / name).write_bytes(content)
     prepared = prepare(describe(source, image_size=[4, 6], on_broken="skip"))
-    assert "left out because they are not whole images (4): cat/bomb.png (more than" in (
+    assert "left out because they are not whole images (4): cat/bomb.png (Image size (" in (
         said := capsys.readouterr().err
     )
     assert "left out because they are not whole images (2): cat/half.jpg (image file is truncated" in said
@@ -390,11 +414,9 @@ def test_files_that_are_no_whole_image_are_all_named_or_left_out(source, capsys)
         assert len(np.load(split.features["image"])) == len(np.load(split.labels)) == split.num_examples
 
 
-def beside_texts(source):
-    fill(source / "train", ("images",))
-    (source / "train" / "labels").mkdir()
-    for name in range(3):
-        (source / "train" / "labels" / f"{name}.txt").write_text("0 0.5 0.5 0.1 0.1")
+def with_a_mask(source):
+    fill(source)
+    save(grey(7), source, "cat", "1_mask.png")
 
 
 def texts(source):
@@ -411,7 +433,8 @@ FOLDERS = [
     ("cat:5", "at least two classes, but has 'cat'. Allowed: FOLDER/<class>/*"),
     ("Pets/cat:5 Pets/dog:5", "source/Pets'"),
     ("cat:5 dog:5 zebra:1", "the class 'zebra' has too few examples (1): it needs one to train on and one to test on"),
-    ("cat:5 dog:5 fox:0", "the class 'fox' of 'train' has no files"),
+    ("cat:5 dog:5 fox:0", "it has no files of the class 'fox'. Add some, or remove its folder"),
+    ("a/b/cat:5 a/b/dog:5", "source/a/b'"),
     (
         f"{SPLIT} test/cat:5 test/cow:5",
         "'test' and 'train' have different classes: cow, dog are in only one of them. Give both the",
@@ -425,7 +448,15 @@ FOLDERS = [
         "a-001/Train/cat:5 a-001/Train/dog:5 a-002/Test/cat:5 a-002/Test/dog:5",
         "a-001, a-002 contain the folders Test, Train, which look like splits. Allowed: F",
     ),
-    (beside_texts, "3 of its images cannot be used: train/labels/0.txt (no image of png"),
+    (
+        "train/images:5 train/labels:0",
+        "the folders images, labels look like parts of the same examples. No model here learns boxes or masks (YOLO, "
+        "COCO, Pascal VOC). Use FOLDER/<class>/*. If all of these images are examples of classes: --set "
+        """'dataset.splits={"train": "train"}'""",
+    ),
+    ("Images:5 masks:5", "the folders Images, masks look like parts"),
+    ("annotations:1 train2017:5 val2017:5", "annotations, train2017, val2017 look like parts"),
+    (with_a_mask, "1 of its files, such as 'cat/1_mask', look like masks of other images"),
     (texts, "dataset.on_broken=skip. Texts belong in a table"),
     (f"{SPLIT} val/cat:5 val/dog:5 valid/cat:5 valid/dog:5", "two of train, val, valid are the same split. Keep one"),
     (f"{SPLIT} test/cat:5 test/dog:5 unlabelled:1", "'unlabelled' is not a split, but is next to folders that are"),
@@ -530,6 +561,18 @@ def test_arrays_of_a_folder_have_splits_and_classes_that_are_words(source, dtype
         assert [prepared.target.class_names[label] for label in labels] == words[rows].astype(str).tolist()
 
 
+def test_classes_that_look_alike_or_missing_are_pointed_out(source, capsys):
+    fill(source, ("Cat", "cat"))
+    assert image_folder.guess(describe(source))[1] == [
+        "'Cat' and 'cat' of 'class' may mean the same, and are two values"
+    ]
+    np.savez(source / "own.npz", x=IMAGES, y=np.array(["Cat", "cat", "nan"])[CLASSES])
+    prepare(describe(source / "own.npz", "arrays"))
+    said = capsys.readouterr().err
+    assert "'Cat' and 'cat' of 'class' may mean the same" in said
+    assert "the labels of own: 'nan' is a class; if the label is missing there, remove them\n" in said
+
+
 def test_arrays_have_the_names_of_keras_or_scikit_learn_and_others_are_named(source, capsys):
     np.savez(source / "own.npz", X_train=IMAGES, y_train=CLASSES, x_valid=IMAGES[:6], y_valid=CLASSES[:6], ids=CLASSES)
     splits = prepare(describe(source / "own.npz", "arrays")).splits
@@ -600,8 +643,9 @@ ARRAYS = [
     (saved(x=IMAGES, y=np.array(["a", "b"] * 15).reshape(15, 2).repeat(2, 0)), "the labels are <U1 (n, 2). Allowed:"),
     (
         saved(x_train=IMAGES, y_train=CLASSES, x_test=IMAGES, y_test=np.eye(3)[CLASSES]),
-        "all splits need the same width",
+        "the labels have the shapes (30,), (30, 3). Allowed: (n,) or (n, k), with the same k for all splits",
     ),
+    (saved(x=IMAGES, y=IMAGES % 2), "the labels have the shapes (30, 5, 4). Allowed: (n,) or (n, k)"),
     (saved(x=np.stack([IMAGES] * 2, -1), y=CLASSES), "with 1 or 3 or 4 channels"),
     (saved(x=IMAGES, y=CLASSES - 1), "the labels range from -1 to 1"),
     (saved(x=IMAGES[:0], y=CLASSES[:0]), "Both need one row for each example, and at least one example"),
@@ -696,7 +740,7 @@ def test_a_source_says_its_kind(source):
     assert source_files.kind_of("mnist") == source_files.kind_of("cmaterdb/bangla") == "tfds"
     assert {source_files.kind_of(name) for name in ("my_data:MyPhotos", "my.data:MyPhotos", "mnist:3.0.1")} == {"tfds"}
     for wrong, message in {
-        str(source / "letter.doc"): "no kind of dataset reads such a file. Save a table as .csv",
+        str(source / "letter.doc"): "no kind of dataset reads such a file. Save a table as .csv, arrays as .npz",
         str(source / "photos.tar.gz"): "no kind of dataset reads such a file. Unpack it",
         **dict.fromkeys((str(source / "gone"), "photos.zip", "photos/", "my photos", "C:/photos"), "no such file"),
     }.items():

@@ -50,7 +50,7 @@ def test_a_configuration_is_a_dataset_with_a_folder_of_its_own(spelling, tmp_pat
     ("name", "version", "expected"),
     [
         ("cmaterdb.bangle", None, ["unknown configuration of cmaterdb", "'bangle'", "did you mean 'bangla'?"]),
-        ("mnist.small", None, ["unknown configuration of mnist 'small'"]),
+        ("mnist.small", None, ["unknown configuration of mnist 'small': it has none, so leave it out"]),
         ("mnits", None, ["unknown dataset 'mnits'", "did you mean 'mnist'?", "digits"]),
         ("digitz", None, ["did you mean 'digits'?"]),
         ("mnist", "9.9.9", ["mnist cannot be loaded at version 9.9.9, only: 3.0.1"]),

@@ -331,3 +331,43 @@ def test_an_archive_leads_out_of_no_folder(tmp_path, kind):
     assert not [path for path in tmp_path.rglob("*") if path.is_symlink()], "a link is its name in a file"
     assert {path.name for path in tmp_path.iterdir()} == {evil.name, "mine", "out"}
     assert not list((tmp_path / "mine").iterdir())
+
+
+MINE = """\
+import numpy
+import tensorflow_datasets as tfds
+class Mine(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version("1.0.0")
+    def _info(self):
+        features = {"image": tfds.features.Image(shape=(1, 1, 1)), "label": tfds.features.ClassLabel(names=["a", "b"])}
+        features = tfds.features.FeaturesDict(features)
+        return tfds.core.DatasetInfo(builder=self, features=features, supervised_keys=("image", "label"))
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+    def _generate_examples(self):
+        yield 0, {"image": numpy.zeros((1, 1, 1), "uint8"), "label": 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (
+            "yield 0",
+            "open('gone.csv')\n        yield 0",
+            r"fails \(FileNotFoundError: .+gone.csv', mine\d+.py line 12\)",
+        ),
+        ('"label": 1', '"label": 2', r"fails \(ValueError: .+Class label 2 greater"),
+        (
+            '("image", ',
+            '("img", ',
+            r"its supervised keys \('img', 'label'\) name 'img', but its features are image, label",
+        ),
+    ],
+)
+def test_an_own_builder_that_fails_is_named_with_the_reason(root, own_imports, before, after, message):
+    name = f"mine{len(after)}"  # TFDS and Python keep what they have imported.
+    Path(f"{name}.py").write_text(MINE.replace(before, after).replace("Mine", name.title()))
+    own = f"{name}:{name.title()}"
+    with pytest.raises(UserError, match=f"dataset.name = '{name}.*'.* {message}"):
+        download(config.Dataset(name=name, builder=own, version=None, image_size=None, downloads=None))

@@ -640,7 +640,6 @@ def test_splits_by_name(splits, validation, expected):
         ("train validation", None, "nothing is left to test on. Prepare it again, .* --force"),
         ("train validation", 0.5, "nothing is left to test on. Prepare it again, .* --force"),
         ("train", None, "nothing is left to test on. Prepare it again, .* --force"),
-        ("test", None, "has no split 'train'"),
     ],
 )
 def test_a_wrong_split_gives_one_message(splits, validation, said):
@@ -648,6 +647,11 @@ def test_a_wrong_split_gives_one_message(splits, validation, said):
         carve(sized(**dict.fromkeys(splits.split(), 9)), validation, 0)
     assert error.value.exit_code == 2
     assert "\n" not in str(error.value)
+
+
+def test_data_without_a_training_split_are_refused_before_a_run():
+    with pytest.raises(UserError, match=r"dataset digits has no split 'train' \(it has test\): choose another"):
+        config.load(prepared=sized(test=9))
 
 
 def test_a_batch_larger_than_the_split_is_refused(digits):

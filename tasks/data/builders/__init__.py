@@ -37,7 +37,10 @@ def find_builder(folder_name: str, own: str | None) -> tuple[Any, str | None]:
     import tensorflow_datasets as tfds
 
     name, configuration = config.split_folder_name(folder_name)
-    if own := own or _own_builder(folder_name):
+    folder = config.project_root() / "data" / folder_name
+    if own is None and (folder / "params.yaml").is_file():
+        own = getattr(config.read_description(folder), "builder", None)
+    if own:
         kind = own_code.load(own, "dataset.name")
         if not (isinstance(kind, type) and issubclass(kind, tfds.core.DatasetBuilder)):
             raise UserError(
@@ -56,12 +59,6 @@ def find_builder(folder_name: str, own: str | None) -> tuple[Any, str | None]:
     return tfds.builder_cls(name), configuration or None
 
 
-def _own_builder(folder_name: str) -> str | None:
-    folder = config.project_root() / "data" / folder_name
-    described = config.read_description(folder) if (folder / "params.yaml").is_file() else None
-    return described.builder if isinstance(described, config.Tfds) else None
-
-
 def build(name: str, version: str | None, data_dir: Path, own: str | None = None) -> Any:
     """Return a ``tfds.core.DatasetBuilder`` with usable supervised keys, see ``supervised``.
 
@@ -77,7 +74,8 @@ def build(name: str, version: str | None, data_dir: Path, own: str | None = None
 
     kind, configuration = find_builder(name, own)
     if configuration and configuration not in kind.builder_configs:
-        raise UserError(one_of(f"configuration of {kind.name}", configuration, kind.builder_configs))
+        see = None if kind.builder_configs else "it has none, so leave it out"
+        raise UserError(one_of(f"configuration of {kind.name}", configuration, kind.builder_configs, see))
     try:
         builder = kind(data_dir=data_dir, config=configuration, version=version)
         features, keys = builder.info.features, builder.info.supervised_keys
@@ -95,6 +93,11 @@ def build(name: str, version: str | None, data_dir: Path, own: str | None = None
         )
     try:
         supervised(builder)
+    except KeyError as error:
+        raise UserError(
+            f"dataset.name = '{name}' cannot be trained on: its supervised keys {keys} name {error}, but its features "
+            f"are {', '.join(features)}"
+        ) from None
     except ValueError:
         found = [[type(one).__name__ for one in _leaves(features, part).values()] for part in keys]
         raise UserError(

@@ -120,7 +120,16 @@ def judge(
     records.save(data.statistics, report / prepared_data.STATISTICS)
     (report / ".gitignore").write_text("# Made by `prepare`, of the data.\n*\n", encoding="utf-8")
     records.save(quality, report / prepared_data.QUALITY)
-    _print_findings(dataset.name, prepared, quality)
+    for check, result in quality.findings.items():
+        where = f"data/{dataset.name}/report/{result.picture or prepared_data.QUALITY}"
+        print(printable(f"warning: {check}: {_with_names(result, 3)} ({where})"), file=sys.stderr)
+    cut = [
+        f"{looked:,} of the {prepared.splits[split].num_examples:,} examples of {split}"
+        for split, looked in quality.looked_at.items()
+        if looked < prepared.splits[split].num_examples
+    ]
+    if cut:
+        print(f"the checks examined {listed(cut)}, evenly spaced", file=sys.stderr)
 
 
 def _result(dataset: config.Description, data: Data, name: str) -> CheckResult | None:
@@ -154,18 +163,3 @@ def _with_names(result: CheckResult, most: int = 20) -> str:
     names = [f"{one.name} ({one.note})" if one.note else one.name for one in result.offenders[:most]]
     more = result.num_offenders - len(names)
     return result.text + (f": {', '.join(names)}" if names else "") + (f" and {more:,} more" if names and more else "")
-
-
-def _print_findings(name: str, prepared: PreparedDataset, quality: DataQuality) -> None:
-    """Print a line for each finding."""
-    place = f"data/{name}/report"
-    for check, result in quality.findings.items():
-        where = f"{place}/{result.picture or prepared_data.QUALITY}"
-        print(printable(f"warning: {check}: {_with_names(result, 3)} ({where})"), file=sys.stderr)
-    cut = [
-        f"{looked:,} of the {prepared.splits[split].num_examples:,} examples of {split}"
-        for split, looked in quality.looked_at.items()
-        if looked < prepared.splits[split].num_examples
-    ]
-    if cut:
-        print(f"the checks examined {listed(cut)}, evenly spaced", file=sys.stderr)

@@ -93,8 +93,7 @@ class Data:
             arrays = [self.labels(split), *(self.array(split, name) for name in part.features)]
             width = sum(math.prod(array.shape[1:]) * array.itemsize for array in arrays)
             most = min(MOST_ROWS, max(1, MOST_BYTES // max(1, width)))
-            rows = np.arange(0, part.num_examples, math.ceil(part.num_examples / most) or 1)
-            found[split] = rows
+            found[split] = np.arange(0, part.num_examples, math.ceil(part.num_examples / most) or 1)
         return found
 
     @property

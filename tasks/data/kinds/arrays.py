@@ -11,7 +11,8 @@ import numpy.typing as npt
 from tasks import config
 from tasks.data.encoding.cells import spelled
 from tasks.data.encoding.inputs import BadInput, load_arrays
-from tasks.data.kinds import Block, Examples
+from tasks.data.kinds import Block, Examples, missing_words
+from tasks.data.samples import notes_on_alike
 from tasks.data.splits import WORDS, split_rows
 from tasks.records import Feature, HeldOut, Target
 from tasks.system.errors import UserError, listed
@@ -154,10 +155,11 @@ def _feature(dataset: config.Arrays, x: Array) -> tuple[str, Feature]:
 
 def _target(dataset: config.Arrays, found: dict[str, Array]) -> tuple[Target, dict[str, Array]]:
     """Return the target, and the labels of each split as in ``records.PreparedSplit``."""
-    if len({own.shape[1:] for own in found.values()}) > 1:
+    if len({own.shape[1:] for own in found.values()}) > 1 or found["train"].ndim > 2:
         shapes = ", ".join(str(own.shape) for own in found.values())
         raise UserError(
-            f"dataset.source = '{dataset.source}': the labels have the shapes {shapes}: all splits need the same width"
+            f"dataset.source = '{dataset.source}': the labels have the shapes {shapes}. Allowed: (n,) or (n, k), with "
+            "the same k for all splits"
         )
     every = np.concatenate([own.reshape(len(own), -1) for own in found.values()])
     width = every.shape[1]
@@ -219,7 +221,11 @@ def _classes(dataset: config.Arrays, labels: Array) -> tuple[tuple[str, ...], np
     numbers = places.ravel().astype(np.int64)
     if labels.dtype.kind == "U":
         names, of_value = np.unique([spelled(str(value)) for value in values], return_inverse=True)
-        return tuple(map(str, names)), of_value.astype(np.int64)[numbers]
+        classes = tuple(map(str, names))
+        doubtful = [f"'{one}' is a class; if the label is missing there, remove them" for one in missing_words(classes)]
+        for note in doubtful + notes_on_alike(classes, "class"):
+            print(f"the labels of {dataset.name}: {note}", file=sys.stderr)
+        return classes, of_value.astype(np.int64)[numbers]
     lowest, highest = int(values[0]), int(values[-1])
     # -1 often means that an example has no class; only -1 and 1 together are two classes.
     if (lowest < 0 and values.tolist() != [-1, 1]) or len(values) > MAX_CLASSES:

@@ -1,13 +1,12 @@
 """A folder of images: FOLDER/<class>/*, or FOLDER/<split>/<class>/*; images in deeper folders belong to the class."""
 
 import json
-import mimetypes
 import os
 import re
 import shlex
 import sys
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,19 +16,27 @@ import numpy as np
 from tasks import config
 from tasks.data import source_files
 from tasks.data.encoding.cells import Values, Wanted
-from tasks.data.encoding.inputs import is_by_product
+from tasks.data.encoding.inputs import PICTURES, is_by_product
 from tasks.data.images import Header, median_size, read_header
 from tasks.data.kinds import Examples, missing_words, table, with_class_names
+from tasks.data.samples import notes_on_alike
 from tasks.data.splits import WORDS
 from tasks.records import Target
 from tasks.system.errors import UserError, listed, one_of
 
 SPLIT_WORDS = {
-    "train": "train|training|trainval",
-    "validation": "val|valid|validation|dev",
-    "test": "test|testing|hold[ _-]?out",
+    "train": "train|training|trainval|entrenamiento|entra[iî]nement|apprentissage|treino|addestramento|训练集?",
+    "validation": "val|valid|validation|dev|validierung|validaci[oó]n|validazione|valida[cç][aã]o|验证集?",
+    "test": "test|testing|hold[ _-]?out|prueba|teste|测试集?",
 }
 """Regular expressions of the words, in lowercase, that mean a split in a folder's name."""
+IMAGES = re.compile("(jpeg)?(images?|imgs?)|annotations", re.IGNORECASE)
+TARGETS = re.compile("labels?|masks?|annotations?|segmentation|ground_?truth|gt", re.IGNORECASE)
+"""Folders whose names match these next to each other contain parts of the same examples."""
+MASK = re.compile(r"(.+?)[ _-]masks?([ _-]?\d+)?", re.IGNORECASE)
+"""The path, without its suffix, of a mask of another image."""
+NO_TARGETS = "No model here learns boxes or masks (YOLO, COCO, Pascal VOC)."
+IF_EXAMPLES = "If all of these images are examples of classes: "
 GLUED = "(set|data|s?daten|images|imgs|photos|bilder|files|dir|folder|split)?"
 """Words that may follow one of them without a space: traindata, Testdaten."""
 MOST_SPLITS = 12
@@ -62,13 +69,13 @@ def guess(dataset: config.ImageFolder) -> tuple[config.ImageFolder, list[str]]:
     Raises:
         UserError: no such folder, no classes, or folders that may be splits or classes.
     """
-    splits, line = _splits(dataset, _source(dataset))
-    lines = []
+    images, line = _scan(dataset)
+    lines = notes_on_alike(sorted({image.label for image in images}), "class")
     if line and dataset.splits is None:
         lines.append(line)
-        dataset = dataset.model_copy(update={"splits": splits})
+        dataset = dataset.model_copy(update={"splits": _splits(dataset, _source(dataset))[0]})
     if dataset.image_size is None:
-        headers = (read_header(_source(dataset) / image.path) for image in _scan(dataset)[0])
+        headers = (read_header(_source(dataset) / image.path) for image in images)
         sizes = [header.size for header in headers if isinstance(header, Header)]
         if len(set(sizes)) > 1:
             size, line = median_size(dataset.name, sizes)
@@ -128,6 +135,7 @@ def _scan(dataset: config.ImageFolder) -> tuple[list[_Image], str | None]:
     reports which folders were recognized as splits by their names, or left out. Refuse splits and classes that no model
     can be trained on."""
     source = _source(dataset)
+    where = f"dataset.source = '{source}'"
     splits, line = _splits(dataset, source)
     roots = {_root_of_classes(folder): splits[_name(folder)] for folder in _folders(source) if _name(folder) in splits}
     roots = roots or {source: "train"}
@@ -137,22 +145,32 @@ def _scan(dataset: config.ImageFolder) -> tuple[list[_Image], str | None]:
         classes[split] |= {_name(folder) for folder in _folders(root)}
         images += _images(root, split, source)
     for split, own in classes.items():
+        named = repr(split) if splits else "it"
         if different := sorted(own ^ classes["train"]):
             others = {name: one for name, one in splits.items() if one != split}
             raise UserError(
-                f"dataset.source = '{source}': '{split}' and 'train' have different classes: "
-                f"{listed(different)} {'is' if len(different) == 1 else 'are'} in only one of them. "
-                f"Give both the same folders, or leave '{split}' out: {_as_setting(others)}. {IF_CLASSES}"
+                f"{where}: {named} and 'train' have different classes: {listed(different)} "
+                f"{'is' if len(different) == 1 else 'are'} in only one of them. Give both the same folders, or leave "
+                f"{named} out: {_as_setting(others)}. {IF_CLASSES}"
             )
         if len(own) < 2:
-            inner = next((folder for root in roots for folder in _folders(root) if len(_folders(folder)) > 1), None)
-            hint = f". Perhaps SOURCE is '{inner}'" if inner else source_files.tables_hint(source)
+            inner = source
+            while len(within := _folders(inner)) == 1:
+                (inner,) = within
+            hint = f". Perhaps SOURCE is '{inner}'" if within and inner != source else source_files.tables_hint(source)
             raise UserError(
-                f"dataset.source = '{source}': '{split}' needs folders for at least two classes, but has "
+                f"{where}: {named} needs folders for at least two classes, but has "
                 f"{listed([repr(name) for name in own]) or 'none'}. {ALLOWED}{hint}"
             )
         if empty := sorted(own - {image.label for image in images if image.split == split}):
-            raise UserError(f"dataset.source = '{source}': the class '{empty[0]}' of '{split}' has no files")
+            raise UserError(f"{where}: {named} has no files of the class '{empty[0]}'. Add some, or remove its folder")
+    stems = {os.path.splitext(image.path)[0] for image in images}
+    masks = [stem for stem in stems if (mask := MASK.fullmatch(stem)) and mask[1] in stems]
+    if masks and dataset.splits is None:
+        raise UserError(
+            f"{where}: {len(masks):,} of its files, such as '{min(masks)}', look like masks of other images. "
+            f"{NO_TARGETS} Move them elsewhere. {IF_EXAMPLES}{_as_setting(splits)}"
+        )
     return sorted(images, key=lambda image: image[:2]), line
 
 
@@ -192,6 +210,12 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
     named = {name: split for name in folders if (split := _split_by_name(name)) is not None}
     usual = {name for name in named if name.lower() in WORDS}
     within = [inside[name] for name in named]
+    for beside in (set(folders), *inside.values()):
+        if any(map(TARGETS.fullmatch, beside)) and any(map(IMAGES.fullmatch, beside)):
+            raise UserError(
+                f"{where}: the folders {listed(sorted(beside), 5)} look like parts of the same examples. {NO_TARGETS} "
+                f"Use FOLDER/<class>/*. {IF_EXAMPLES}{_as_setting({} if beside == set(folders) else named)}"
+            )
     if len(usual) > 1 or (len(named) > 1 and set.intersection(*within) and len(set.union(*within)) > 1):
         found = set(named.values())
         wrong = None
@@ -202,7 +226,10 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
         elif len(found) < len(named):
             wrong = f"two of {', '.join(named)} are the same split. Keep one"
         if wrong:
-            raise UserError(f"{where}: {wrong}. {ALLOWED}; or set the split of each: {_as_splits(named)}. {IF_CLASSES}")
+            chosen = {name: folders[name] for name in (named if "train" in found else folders)}
+            raise UserError(
+                f"{where}: {wrong}. {ALLOWED}; or set the split of each: {_as_splits(chosen)}. {IF_CLASSES}"
+            )
         told = ", ".join(f"{name} is {split}" for name, split in named.items())
         line = f"splits by the names of folders: {told} (dataset.splits changes that)"
         return named, None if len(usual) == len(named) else line
@@ -221,8 +248,10 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
     return {}, None
 
 
-def _as_splits(folders: Iterable[str]) -> str:
-    """Return the setting that assigns folders to splits, for a message."""
+def _as_splits(folders: Mapping[str, Path]) -> str:
+    """Return the setting that assigns folders to splits, for a message; the largest unknown one is the first missing
+    split."""
+    folders = dict(sorted(folders.items(), key=lambda one: -sum(1 for _ in one[1].rglob("*"))))
     inside = {name: [split for split in SPLIT_WORDS if split[:5] in name.lower()] for name in folders}
     named = {name: _split_by_name(name) or next(iter(own), None) for name, own in inside.items()}
     rest = iter([split for split in ("train", "test", "validation") if split not in named.values()])
@@ -262,6 +291,6 @@ def _classes_in(folder: Path) -> set[str]:
     """Return the classes in a folder as if it were a split; none if it contains images next to folders."""
     root = _root_of_classes(folder)
     files = (path.name for path in root.iterdir() if not is_by_product(path.name))
-    if any((mimetypes.guess_type(name, strict=False)[0] or "").startswith("image/") for name in files):
+    if any(name.lower().endswith(PICTURES) for name in files):
         return set()
     return {_name(one) for one in _folders(root)}

@@ -333,9 +333,7 @@ def _targets(found: builders.Supervised, batch: dict[builders.Place, Any]) -> di
     columns: dict[str, Any] = {}
     for place, feature in found.wanted.items():
         values, name = batch[place], place[-1]
-        if found.target_kind == "class":
-            columns[name] = _texts(None if value < 0 else found.class_names[int(value)] for value in values)
-        elif builders.kind_of(feature) == "labels":
+        if builders.kind_of(feature) == "labels":
             hot = np.zeros((len(values), len(found.class_names)), np.uint8)
             for row, labels in enumerate(values):
                 hot[row, np.asarray(labels, np.int64)] = 1
