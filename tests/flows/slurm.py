@@ -50,7 +50,9 @@ def _here(index: int, *words: str) -> list[str]:
 
 @contextlib.contextmanager
 def running(
-    folder: Path, addresses: Sequence[str] = ("127.0.0.1", "127.0.0.1"), command: Callable[..., list[str]] = _here
+    folder: Path,
+    addresses: Sequence[str] = ("127.0.0.1", "127.0.0.1"),
+    command: Callable[..., list[str]] = _here,
 ) -> Iterator[Path]:
     """Give Slurm's configuration, while its daemons run; `command(index, *words)` is a command on the host of a node,
     and the first one has the controller, too."""

@@ -235,7 +235,10 @@ def test_a_dataset_of_tfds_is_added_by_its_name(project, run, record_imports):
     assert added.returncode == 0, added.stderr
     assert json.loads(added.stdout)["kind"] == "tfds"
     assert config.read_description(project / "data" / "noise").version == "1.0.0"
-    for source, message in (("mnits", "did you mean 'mnist'"), ("noise:9.9.9", "dataset.version")):
+    for source, message in (
+        ("mnits", "did you mean 'mnist'"),
+        ("noise:9.9.9", "dataset.version"),
+    ):
         refused = run(["stratagem", "data", "add", source])
         assert refused.returncode == 2
         assert message in refused.stderr

@@ -189,7 +189,10 @@ def test_a_start_that_is_killed_leaves_no_process_and_a_wrong_environment_starts
     wrong = operated.command("status")
     assert (wrong.returncode, wrong.stdout) == (1, "No servers are running: `stratagem up` starts them.\n")
     assert operated.command("down").stdout == "No servers are running.\n"
-    for name, value in {"PREFECT_API_URL": "http://127.0.0.1:9/api", "STRATAGEM_NOTIFY": "jsn://token"}.items():
+    for name, value in {
+        "PREFECT_API_URL": "http://127.0.0.1:9/api",
+        "STRATAGEM_NOTIFY": "jsn://token",
+    }.items():
         refused = operated.run(["stratagem", "up"], env=operated.environment | {name: value})
         assert refused.returncode == 2, refused.stderr
         assert refused.stderr.startswith(f"error: {name}"), refused.stderr

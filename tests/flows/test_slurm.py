@@ -16,7 +16,11 @@ from tasks.system.machine import usable_cores
 from tests.flows import slurm
 from tests.waiting import wait
 
-pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.skipif(bool(slurm.MISSING), reason=slurm.REASON)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.slurm,
+    pytest.mark.skipif(bool(slurm.MISSING), reason=slurm.REASON),
+]
 # Against a cluster that hangs, on a busy machine.
 PATIENCE_SECONDS = 1000
 

@@ -250,7 +250,10 @@ def largest_difference(found, expected):
 
 CASES = [
     pytest.param(
-        layout, run, id=f"{layout} {name_of(run)}", marks=() if is_often(layout, run) else pytest.mark.exhaustive
+        layout,
+        run,
+        id=f"{layout} {name_of(run)}",
+        marks=() if is_often(layout, run) else pytest.mark.exhaustive,
     )
     for layout, (_, runs) in LAYOUTS.items()
     for run in runs

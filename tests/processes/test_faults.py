@@ -127,7 +127,8 @@ MORE = (
 
 
 @pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.name, marks=pytest.mark.exhaustive if row.name in MORE else ()) for row in FAULTS]
+    "row",
+    [pytest.param(row, id=row.name, marks=pytest.mark.exhaustive if row.name in MORE else ()) for row in FAULTS],
 )
 def test_the_same_command_comes_to_the_same_end(stratagem, mlflow_runs, whole, row):
     command = stratagem("train", *SAME, *row.overrides)

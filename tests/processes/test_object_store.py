@@ -160,8 +160,16 @@ def without(*names: str) -> dict[str, str | None]:
 
 
 REFUSED: dict[str, tuple[str, dict[str, str | None], str]] = {
-    "another secret": ("s3://runs/x", {"AWS_SECRET_ACCESS_KEY": "a-wrong-secret-of-somebody"}, "PermissionError"),
-    "no credentials": ("s3://runs/x", without("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "NoCredentialsError"),
+    "another secret": (
+        "s3://runs/x",
+        {"AWS_SECRET_ACCESS_KEY": "a-wrong-secret-of-somebody"},
+        "PermissionError",
+    ),
+    "no credentials": (
+        "s3://runs/x",
+        without("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+        "NoCredentialsError",
+    ),
     "no such bucket": ("s3://no-such-bucket/x", {}, "FileNotFoundError"),
     "no room": ("s3://full/x", {}, "OSError: [Errno 90] Upload exceeds quota"),
 }

@@ -89,7 +89,10 @@ def test_lost_workers_are_replaced_and_used_again(stratagem, digits):
     wait(training, lambda: epochs(training) > before)  # The other one goes on meanwhile.
 
     first["worker 0"].send_signal(signal.SIGSTOP)
-    wait(training, lambda: "worker 0 sent no heartbeat for 15 s; restarting it (2 of 3)" in training.err.read_text())
+    wait(
+        training,
+        lambda: "worker 0 sent no heartbeat for 15 s; restarting it (2 of 3)" in training.err.read_text(),
+    )
     wait(training, lambda: {"worker 0", "worker 1"} <= cluster(training).keys())
     second = cluster(training)
     assert (second["chief 0"], second["ps 0"]) == (first["chief 0"], first["ps 0"])

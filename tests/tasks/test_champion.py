@@ -101,7 +101,10 @@ def test_a_first_model_with_a_slice_below_its_floor_is_no_champion(store: Path, 
     reason = f"register.floors: '{name}' has an accuracy of 0.0000 among 2 examples and needs 0.6"
     assert result.judgement.told == f"none: {reason}"
     client = open_store()
-    for tags in (client.get_model_version(result.model_name, "1").tags, client.get_run(below.run.run_id).data.tags):
+    for tags in (
+        client.get_model_version(result.model_name, "1").tags,
+        client.get_run(below.run.run_id).data.tags,
+    ):
         assert tags["gate"] == reason
     assert Trained(f"register.floors={{'{name}': 0.6}}").register(right=5).aliases == ("challenger", "champion")
 

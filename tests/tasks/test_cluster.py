@@ -233,7 +233,10 @@ def test_a_death_while_the_chief_alone_works_does_not_disturb_it(start):
 
 def test_an_interrupted_training_leaves_a_chief_that_can_end_the_run(start, tmp_path, interrupted_when):
     team = start(multi_worker(), {"worker 0 #1": "wait", "worker 1 #1": "wait"})
-    with interrupted_when(lambda: len(_requests(tmp_path)) == 2), pytest.raises(Interrupted, match="interrupted"):
+    with (
+        interrupted_when(lambda: len(_requests(tmp_path)) == 2),
+        pytest.raises(Interrupted, match="interrupted"),
+    ):
         team.call("train", ARGUMENTS)
     assert team.first.alive
     assert not team.usable

@@ -38,7 +38,10 @@ def test_a_dataset_that_a_run_is_at_work_on_is_not_removed(project):
     )
     records.save(run, project / run.folder / "records" / "run.json")
     outcome.set_status(run, "RUNNING")
-    with locks.lock(run.key, "tests"), pytest.raises(UserError, match=f"data/digits: run {run.run_id} on .+ uses it"):
+    with (
+        locks.lock(run.key, "tests"),
+        pytest.raises(UserError, match=f"data/digits: run {run.run_id} on .+ uses it"),
+    ):
         data_folders.remove("digits")
     assert (project / "data" / "digits" / "params.yaml").exists()
     with locks.lock(run.key, "tests"):

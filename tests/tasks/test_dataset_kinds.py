@@ -628,15 +628,24 @@ ARRAYS = [
     (saved(pictures=IMAGES), "has the arrays pictures. Allowed: x_train and y_train"),
     (saved(x=IMAGES, y=CLASSES[:-1]), "x has the shape (30, 5, 4) and y has the shape (29,)"),
     (saved(x=IMAGES / 255, y=CLASSES), "x is float64 (30, 5, 4). Allowed: images, uint8"),
-    (saved(x=IMAGES / 255, y=CLASSES), "Pixels from 0 to 1 become uint8 by (x * 255).astype('uint8')"),
-    (saved(x=np.zeros((30, 3, 5, 5), np.uint8), y=CLASSES), "(n, k). np.moveaxis(x, 1, -1) puts channels last"),
+    (
+        saved(x=IMAGES / 255, y=CLASSES),
+        "Pixels from 0 to 1 become uint8 by (x * 255).astype('uint8')",
+    ),
+    (
+        saved(x=np.zeros((30, 3, 5, 5), np.uint8), y=CLASSES),
+        "(n, k). np.moveaxis(x, 1, -1) puts channels last",
+    ),
     (saved(x=np.full((30, 2), 1e300), y=CLASSES), "x has a value in row 0 that is not finite as float32. Replace it"),
     (
         saved(x=np.ones((30, 2)), y=np.arange(30) * 7),
         "30 of 30 classes have too few. If the labels are quantities: --set",
     ),
     (saved(x=IMAGES, y=CLASSES, X=IMAGES), "has X and x: keep one of them"),
-    (saved(x=IMAGES, y=CLASSES, x_test=IMAGES, y_test=CLASSES), "has the arrays x, x_test, y, y_test. Allowed: x_"),
+    (
+        saved(x=IMAGES, y=CLASSES, x_test=IMAGES, y_test=CLASSES),
+        "has the arrays x, x_test, y, y_test. Allowed: x_",
+    ),
     (saved(X_train=IMAGES, x_test=IMAGES, y_test=CLASSES), "has X_train but not y_train: give both or neither"),
     (saved(x=np.full((30, 2), np.nan), y=CLASSES), "x has a value in row 0 that is not finite"),
     (saved(x=IMAGES, y=np.where(CLASSES == 2, np.inf, 0.5)), "the labels are float64, and row 2 of them is not finite"),
@@ -811,7 +820,10 @@ def test_a_description_that_is_wrong_is_refused(values, message):
 
 
 def test_a_source_that_dvc_or_the_dataset_itself_would_change_is_refused(project):
-    for source, message in (("data", "data/own is inside it"), ("data/own", "data/own is inside")):
+    for source, message in (
+        ("data", "data/own is inside it"),
+        ("data/own", "data/own is inside"),
+    ):
         described = config.describe({"kind": "image_folder", "name": "own", "source": source}, "test")
         with pytest.raises(UserError, match=message):
             dataset_folder.add_local(described, project)

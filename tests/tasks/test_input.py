@@ -243,7 +243,9 @@ def test_a_batch_that_does_not_divide_is_every_workers_whole(digits, source):
 def test_all_readers_get_the_same(tiny, small_blocks, drop, steps_per_epoch, start, augmentation):
     """200 examples are 15 batches of 13 and one of 5, so one worker of three, or a replica, gets less of the last."""
     settings = load(
-        f"input.augmentation={augmentation}", f"input.drop_remainder={drop}", f"train.steps_per_epoch={steps_per_epoch}"
+        f"input.augmentation={augmentation}",
+        f"input.drop_remainder={drop}",
+        f"train.steps_per_epoch={steps_per_epoch}",
     )
     images, labels = Rows(tiny).images, Rows(tiny).labels
     dtype = np.float32 if settings.input.augmentation.mixes else np.int64
@@ -628,7 +630,11 @@ def test_splits_by_name(splits, validation, expected):
 @pytest.mark.parametrize(
     ("splits", "validation", "said"),
     [
-        ("train test", "valid", "input.validation = 'valid': dataset sized has no such split .* Allowed: a fraction"),
+        (
+            "train test",
+            "valid",
+            "input.validation = 'valid': dataset sized has no such split .* Allowed: a fraction",
+        ),
         ("train test", "train", "input.validation = 'train'"),
         ("train test", 9, "input.validation = 9: takes 9 of the 9 training examples .* from 1 to 8"),
         ("train test", 5000, "input.validation = 5000: takes 5000 of the 9"),

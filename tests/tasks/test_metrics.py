@@ -214,7 +214,11 @@ def test_a_training_measures_its_headline_and_what_is_asked_for(tiny, task, over
         ("regression", "train.metrics=[accuracy]", "train.metrics = accuracy: .* is a regression. A training"),
         ("classification", "train.metrics=[top_6_accuracy]", r"top_6_accuracy: tiny has 6 classes.* K below 6"),
         ("regression", "train.metrics=[top_3_accuracy]", "train.metrics = top_3_accuracy: .* is a regression"),
-        ("multilabel", "checkpoint.monitor=validation/accuracy", "checkpoint.monitor = 'validation/acc.*: .* multil"),
+        (
+            "multilabel",
+            "checkpoint.monitor=validation/accuracy",
+            "checkpoint.monitor = 'validation/acc.*: .* multil",
+        ),
         (
             "regression",
             "train.early_stopping={monitor: train/auc}",
@@ -275,7 +279,8 @@ def own_metrics(project, monkeypatch):
 
 @pytest.mark.parametrize("task", list(TARGETS))
 @pytest.mark.parametrize(
-    "override", ["train.metrics=[{}]", "checkpoint.monitor=validation/{}", "train.early_stopping={{monitor: train/{}}}"]
+    "override",
+    ["train.metrics=[{}]", "checkpoint.monitor=validation/{}", "train.early_stopping={{monitor: train/{}}}"],
 )
 def test_a_metric_of_ones_own_is_measured_as_ours_are(tiny, own_metrics, task, override):
     name, expected = OWN[task]
@@ -308,7 +313,10 @@ def test_a_metric_of_ones_own_that_is_the_gate_is_evaluated_alone(tiny, own_metr
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["train.metrics=[no_such_module:f]"], "^train.metrics = 'no_such_module:f': there is no module"),
+        (
+            ["train.metrics=[no_such_module:f]"],
+            "^train.metrics = 'no_such_module:f': there is no module",
+        ),
         (
             ["register.metric=test/own_metrics:absent"],
             "^register.metric = 'own_metrics:absent': own_metrics has no function or class 'absent'",
@@ -414,14 +422,22 @@ def test_auto_is_the_usual_loss_of_the_task(tiny, task):
 @pytest.mark.parametrize(
     ("task", "overrides", "message"),
     [
-        ("regression", ["train.loss=sparse_categorical_crossentropy"], "is a regression, whose losses are mean_s"),
+        (
+            "regression",
+            ["train.loss=sparse_categorical_crossentropy"],
+            "is a regression, whose losses are mean_s",
+        ),
         ("classification", ["train.loss=huber"], "train.loss = 'huber': .* is a classification"),
         ("regression", ["train.label_smoothing=0.1"], "train.label_smoothing = 0.1: mean_squared_error cannot use it"),
         ("regression", ["train.loss=no_such_module:f"], "train.loss = 'no_such_module:f': there is no module"),
         ("regression", ["train.loss=own_losses:absent"], "own_losses has no function or class 'absent'"),
         ("regression", ["train.loss=own_losses:averaged"], r"returns the shape \(\) for 2 examples"),
         ("regression", ["train.loss=own_losses:broken"], "cannot be computed .*ZeroDivisionError"),
-        ("regression", ["train.loss=own_losses:forgets_to_return"], "returns a NoneType for 2 examples, but must"),
+        (
+            "regression",
+            ["train.loss=own_losses:forgets_to_return"],
+            "returns a NoneType for 2 examples, but must",
+        ),
         ("regression", ["train.loss=keras.losses:Huber"], "'keras.losses:Huber': is a class, but must be a function"),
     ],
 )

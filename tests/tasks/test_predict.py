@@ -276,7 +276,11 @@ def test_what_outputs_mean():
     numbers = records.Target(task="regression", num_outputs=1, columns=("price",))
     assert meaning(numbers, 1, False)(logits[:, 1:2]) == {"prediction": [1.098612, 1.0]}
     several = records.Target(task="regression", num_outputs=3, columns=("x", "y", "z"))
-    assert list(meaning(several, 9, True)(logits)) == ["prediction:x", "prediction:y", "prediction:z"]
+    assert list(meaning(several, 9, True)(logits)) == [
+        "prediction:x",
+        "prediction:y",
+        "prediction:z",
+    ]
 
 
 def test_numbers_are_numbers_in_parquet_too(project):

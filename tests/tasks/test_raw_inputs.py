@@ -170,7 +170,12 @@ def test_each_file_of_a_folder_is_a_text():
     Path("d/gone").symlink_to("nowhere")
     parts = read(LINES, "d", "d/a")
     places = [[file for file, row in part.places] for part in parts]
-    assert places == [["d/a", "d/b.txt", "d/full.txt"], ["d/gone", "d/latin.txt", "d/pipe"], ["d/sub/c.txt"], ["d/a"]]
+    assert places == [
+        ["d/a", "d/b.txt", "d/full.txt"],
+        ["d/gone", "d/latin.txt", "d/pipe"],
+        ["d/sub/c.txt"],
+        ["d/a"],
+    ]
     assert {row for part in parts[:3] for _, row in part.places} == {None}
     texts = flat(parts, "note")
     assert [texts[place] for place in (0, 1, 6, 7)] == ["eins", "zwei\nZeilen", "drei", "eins"]
@@ -189,7 +194,11 @@ def test_a_table_in_a_folder_of_texts_is_no_text():
     parts = read(LINES, "mix", part_rows=9)
     assert [file for file, _ in parts[0].places] == ["mix/a.txt", "mix/b.csv", "mix/c.npz", "mix/d.PNG"]
     assert flat(parts, "note") == ["one", None, None, None]
-    assert broken(parts) == {1: "a .csv file is not text", 2: "a .npz file is not text", 3: "a .png file is not text"}
+    assert broken(parts) == {
+        1: "a .csv file is not text",
+        2: "a .npz file is not text",
+        3: "a .png file is not text",
+    }
 
 
 def test_standard_input_is_what_it_looks_like():

@@ -126,7 +126,13 @@ def test_the_history_is_a_line_an_epoch(tmp_path):
 
 def test_the_table_of_predictions_is_a_line_an_example(tmp_path):
     table = predictions_table(evaluation([[2, 1], [0, 1]], ["a, b", "c"]), tmp_path / "predictions.csv")
-    assert read(table) == [["actual", "predicted"], ["a, b", "a, b"], ["a, b", "a, b"], ["a, b", "c"], ["c", "c"]]
+    assert read(table) == [
+        ["actual", "predicted"],
+        ["a, b", "a, b"],
+        ["a, b", "a, b"],
+        ["a, b", "c"],
+        ["c", "c"],
+    ]
 
 
 def test_the_table_of_a_regression_has_its_numbers(tmp_path):

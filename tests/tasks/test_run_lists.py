@@ -152,7 +152,11 @@ def test_a_run_whose_process_died_was_killed_and_one_at_work_is_running(project)
 
 @pytest.mark.parametrize(
     ("file", "content", "is_listed"),
-    [("records/run.json", "{", False), ("records/evaluation.json", "[]", True), ("status.json", "{", True)],
+    [
+        ("records/run.json", "{", False),
+        ("records/evaluation.json", "[]", True),
+        ("status.json", "{", True),
+    ],
 )
 def test_a_damaged_record_hides_no_other_run(three, file, content, is_listed):
     path = Path("mlruns/runs", run_id_of(2), file)

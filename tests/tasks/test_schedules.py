@@ -29,7 +29,9 @@ def test_piecewise_is_the_tutorials_from_the_first_to_the_last_step_of_an_epoch(
 
 
 def test_piecewise_with_its_own_boundaries():
-    settings = load("schedule={kind: piecewise, boundaries_epochs: [1, 2, 4], learning_rates: [0.4, 0.3, 0.2, 0.1]}")
+    settings = load(
+        "schedule={kind: piecewise, boundaries_epochs: [1, 2, 4], learning_rates: [0.4, 0.3, 0.2, 0.1]}",
+    )
     assert rates(settings, [9, 10, 19, 20, 39, 40], scale=2.0) == pytest.approx([0.8, 0.6, 0.6, 0.4, 0.4, 0.2])
 
 
@@ -38,7 +40,9 @@ def test_constant():
 
 
 def test_cosine_with_warm_up():
-    settings = load("schedule={kind: cosine, learning_rate: 0.1, warmup_epochs: 2.0, final_learning_rate: 0.01}")
+    settings = load(
+        "schedule={kind: cosine, learning_rate: 0.1, warmup_epochs: 2.0, final_learning_rate: 0.01}",
+    )
     # Rises by 0.1 / 20 a step for 20 steps, then half a cosine over the 80 steps that are left, down to 0.01.
     expected = [0.0, 0.005, 0.05, 0.095, 0.1]
     expected += [0.01 + 0.09 * 0.5 * (1 + math.cos(math.pi * (step - 20) / 80)) for step in (30, 60, 99)]

@@ -142,7 +142,10 @@ def test_replicas_lie_on_the_gpus_that_are_asked_for_and_the_others_are_left_alo
     with pytest.raises(Asked) as asked:
         strategies.build(config.Mirrored(kind="mirrored", devices=devices, cross_device_ops="reduction_to_one_device"))
     assert [int(gpu.name.rpartition(":")[2]) for gpu in shown] == visible
-    assert asked.value.args == ([f"/device:GPU:{i}" for i in range(replicas)], tf.distribute.ReductionToOneDevice)
+    assert asked.value.args == (
+        [f"/device:GPU:{i}" for i in range(replicas)],
+        tf.distribute.ReductionToOneDevice,
+    )
 
 
 @pytest.mark.skipif(bool(GPUS), reason="this machine has GPUs")

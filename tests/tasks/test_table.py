@@ -736,7 +736,11 @@ REFUSED = [
     (SMALL, {"columns": {"y": "category"}}, "the column is dataset.target, from which a model must not learn"),
     (SMALL, {"metadata": {"wrod": "category"}}, "dataset.metadata: unknown column 'wrod': did you mean 'word'"),
     (SMALL, {"metadata": {"word": "text"}}, "dataset.metadata = {'word': 'text'}"),
-    (SMALL, {"metadata": {"y": "category"}}, "dataset.metadata.y: the column is dataset.target, so it already has"),
+    (
+        SMALL,
+        {"metadata": {"y": "category"}},
+        "dataset.metadata.y: the column is dataset.target, so it already has",
+    ),
     (
         SMALL,
         {"columns": {"word": "category"}, "metadata": {"word": "category"}},
@@ -748,8 +752,16 @@ REFUSED = [
         "the column 'word' has the value 'a' in row 1, counted without the header, which is not a num",
     ),
     (SMALL, {"columns": {"x": "ignore", "word": "ignore"}, "task": "classification"}, "leaves no column to learn from"),
-    (SMALL, {"columns": {"word": "number"}}, "counted without the header, which is not a number"),
-    (SMALL, {"columns": {"word": "datetime"}}, "counted without the header, which is not a date or time of ISO 8601"),
+    (
+        SMALL,
+        {"columns": {"word": "number"}},
+        "counted without the header, which is not a number",
+    ),
+    (
+        SMALL,
+        {"columns": {"word": "datetime"}},
+        "counted without the header, which is not a date or time of ISO 8601",
+    ),
     (
         SMALL.replace("4,b,yes", "4,b,"),
         {},
@@ -763,11 +775,19 @@ REFUSED = [
     (SMALL.replace("3,a", "-3,a"), {"weight": "x"}, "dataset.weight = 'x': has a value below 0 in row 3"),
     (SMALL, {"test": 4}, "dataset.test = 4"),
     (SMALL, {"task": "multilabel"}, "set their separator, such as dataset.separator=';'"),
-    (frame_of(a=[*range(19), "nothing"]), {}, "in row 20, counted without the header"),
+    (
+        frame_of(a=[*range(19), "nothing"]),
+        {},
+        "in row 20, counted without the header",
+    ),
     (frame_of(a=[*range(19), 1e39]), {}, "which does not fit in float32"),
     (frame_of(a=[*range(19), "inf"]), {}, "which does not fit in float32"),
     (frame_of(a=[""] * 20), {"columns": {"a": "text"}}, "no text of the training split has a word"),
-    (frame_of().assign(x=[""] * 20), {}, "no column is left to learn from. Their kinds: task classification"),
+    (
+        frame_of().assign(x=[""] * 20),
+        {},
+        "no column is left to learn from. Their kinds: task classification",
+    ),
     (
         frame_of().assign(x=["one"] * 20),
         {},

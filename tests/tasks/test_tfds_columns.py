@@ -336,7 +336,11 @@ def test_params_yaml_says_what_a_column_is(add, capsys):
             "number",
             r"^dataset titanic: the column 'cabin' has the value .+ in row \d+, counted without the header, which is",
         ),
-        ("cabin", {"kind": "category", "missing": "stop"}, r"cabin.missing = 'stop': \d+ of 400 values are missing"),
+        (
+            "cabin",
+            {"kind": "category", "missing": "stop"},
+            r"cabin.missing = 'stop': \d+ of 400 values are missing",
+        ),
     ]:
         with pytest.raises(UserError, match=message):
             add("Titanic", columns={column: how})
@@ -440,8 +444,16 @@ def test_names_that_two_columns_share_are_whole_places(add, capsys):
 @pytest.mark.parametrize(
     ("name", "columns", "message"),
     [
-        ("Codes", {"size": "ignore"}, r"the column 'code' has the value 'n/k' in row \d+"),
-        ("Codes", {"code": "ignore"}, r"the column 'size' has the value .* in row \d+, .* does not fit in float32"),
+        (
+            "Codes",
+            {"size": "ignore"},
+            r"the column 'code' has the value 'n/k' in row \d+",
+        ),
+        (
+            "Codes",
+            {"code": "ignore"},
+            r"the column 'size' has the value .* in row \d+, .* does not fit in float32",
+        ),
         ("Places", {"filename": "ignore"}, r"dataset.columns = filename: an example of places is one image"),
     ],
 )

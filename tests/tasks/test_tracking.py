@@ -325,7 +325,10 @@ def test_runs_whose_process_died_are_ended_as_they_had_put_down_or_as_killed(sto
         resumed.run_id: ("RUNNING", None),
     }
     assert [outcome.status(run).status for run in (killed, failed, mine)] == ["KILLED", "FAILED", "KILLED"]
-    assert {record.what for record in end_crashed()} == {f"MLflow run {at_work.run_id}", f"MLflow run {resumed.run_id}"}
+    assert {record.what for record in end_crashed()} == {
+        f"MLflow run {at_work.run_id}",
+        f"MLflow run {resumed.run_id}",
+    }
     assert end_crashed() == []
 
 

@@ -7,7 +7,14 @@ from tasks.system import units
 
 @pytest.mark.parametrize(
     ("seconds", "written"),
-    [(0, "0 us"), (0.00045, "450 us"), (0.9996, "1 s"), (59.99, "1 min"), (86399, "1 d"), (100_000_000, "1,160 d")],
+    [
+        (0, "0 us"),
+        (0.00045, "450 us"),
+        (0.9996, "1 s"),
+        (59.99, "1 min"),
+        (86399, "1 d"),
+        (100_000_000, "1,160 d"),
+    ],
 )
 def test_a_duration_has_three_digits_and_the_unit_that_fits_it(seconds, written):
     assert units.duration(seconds) == written

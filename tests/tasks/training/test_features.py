@@ -108,7 +108,11 @@ def compiled(prepared, settings):
 @pytest.mark.in_ci(0)
 @pytest.mark.parametrize(
     ("task", "weighted"),
-    [("classification", True), pytest.param("multilabel", False, marks=pytest.mark.exhaustive), ("regression", False)],
+    [
+        ("classification", True),
+        pytest.param("multilabel", False, marks=pytest.mark.exhaustive),
+        ("regression", False),
+    ],
 )
 def test_a_training_is_a_plain_keras_script(mixture, train, task, weighted):
     prepared = mixture(task, weighted)

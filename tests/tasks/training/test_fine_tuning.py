@@ -48,7 +48,10 @@ def test_what_is_frozen_keeps_its_bits_and_its_averages(tiny, train):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("[logit]", r"no layer's whole name matches 'logit'. The layers with weights are: conv1a, norm1a, conv1b, "),
+        (
+            "[logit]",
+            r"no layer's whole name matches 'logit'. The layers with weights are: conv1a, norm1a, conv1b, ",
+        ),
         ("[vgg]", r"no layer's whole name matches 'vgg'. The layers with weights are: .*norm2b, logits$"),
         ("[pool1]", "no layer's whole name matches 'pool1'"),
         ("['.*']", r"model.freeze = \['\.\*'\] leaves nothing to be trained"),

@@ -94,7 +94,10 @@ def keras_epochs(batches):
 
 @pytest.mark.parametrize(
     ("steps_per_execution", "options", "subclassed"),
-    [(8, {}, True), pytest.param(3, {"train.steps_per_epoch": 7}, False, marks=pytest.mark.exhaustive)],
+    [
+        (8, {}, True),
+        pytest.param(3, {"train.steps_per_epoch": 7}, False, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_both_loops_tell_the_callbacks_what_keras_alone_tells_them(tiny, steps_per_execution, options, subclassed):
     found = {}

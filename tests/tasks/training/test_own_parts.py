@@ -252,7 +252,10 @@ def test_a_rollback_and_the_linear_scaling_rule_reach_an_own_schedule(tiny, trai
             "with dekay, learning_rate .ValueError.*parts.py line",
         ),
         (["optimizer.kind=parts:Sign", "optimizer.options={learning_rate: 1}"], "Set schedule.learning_rate"),
-        (["optimizer.kind=parts:Broken"], "its first step fails .ZeroDivisionError: no slot, parts.py line"),
+        (
+            ["optimizer.kind=parts:Broken"],
+            "its first step fails .ZeroDivisionError: no slot, parts.py line",
+        ),
         (["schedule.kind=parts:Halving"], "schedule.kind = 'parts:Halving' cannot be created without options"),
         (["schedule.kind=parts:Sign"], "returns a Sign, but must return a Keras LearningRateSchedule"),
         (["optimizer.kind=lion"], "Allowed: adam, adamw, module:name, rmsprop, sgd"),
@@ -512,8 +515,14 @@ def test_own_augmentation_has_the_same_bits_in_numpy_and_tensorflow(tiny, parts,
     ("overrides", "said"),
     [
         (["input.augmentation.custom=parts:gone"], "parts has no function or class 'gone'"),
-        (["input.augmentation.custom=parts:floats"], "returns float32 .2, 8, 8, 1. for images uint8 .2, 8, 8, 1.,"),
-        (["input.augmentation.custom=parts:rows", "input.augmentation.options={a: 1}"], "rows': fails .TypeError"),
+        (
+            ["input.augmentation.custom=parts:floats"],
+            "returns float32 .2, 8, 8, 1. for images uint8 .2, 8, 8, 1.,",
+        ),
+        (
+            ["input.augmentation.custom=parts:rows", "input.augmentation.options={a: 1}"],
+            "rows': fails .TypeError",
+        ),
         (["input.augmentation.custom=rows"], "your own module:function"),
     ],
 )
