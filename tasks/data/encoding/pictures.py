@@ -49,7 +49,7 @@ def inside(folder: Path, path: str) -> Path:
     moves = os.path.basename(path) == ".." or os.path.islink(place)
     real = os.path.realpath(place) if moves else _real(os.path.dirname(place))
     if os.path.isabs(path) or os.path.commonpath((root, real)) != root:
-        raise ValueError("it leads to a file outside of the folder")
+        raise ValueError("it leads out of the folder")
     return Path(place)
 
 
