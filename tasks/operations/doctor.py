@@ -25,6 +25,7 @@ from packaging.requirements import Requirement
 
 from tasks import config, records
 from tasks.operations import preconditions
+from tasks.process import dvc as dvc_settings
 from tasks.process import stages
 from tasks.records import Finding, Health, Level
 from tasks.runs import listing, outcome, repository
@@ -172,6 +173,8 @@ def dvc(root: Path) -> Iterator[Remark]:
         json.loads(locks.read_text(encoding="utf-8") or "{}" if locks.exists() else "{}")
     except ValueError:  # DVC was killed while it wrote the file.
         yield error(f"{locks} is damaged, so DVC refuses every command", f"rm {_quoted(locks)}")
+    for path in dvc_settings.damaged_databases(root):
+        yield error(f"{path} is damaged, so DVC refuses every command", f"rm {_quoted(path)}")
     yield from _datasets(root)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,3 +72,20 @@ def configure() -> None:
                 known.write()
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written ({error}): make the project's folder writable") from None
+
+
+def damaged_databases(root: Path) -> list[Path]:
+    """Return the databases in .dvc/site that DVC cannot read. They only contain hashes of files, and DVC creates a
+    missing database again."""
+    found = []
+    for path in sorted((root / ".dvc" / "site").rglob("*.db")):
+        try:
+            with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+                whole = database.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
+        except sqlite3.OperationalError:  # Another process is writing to it.
+            continue
+        except sqlite3.DatabaseError:
+            whole = False
+        if not whole:
+            found.append(path)
+    return found

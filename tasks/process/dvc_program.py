@@ -20,6 +20,7 @@ from dvc.exceptions import DownloadError, DvcException, FileTransferError
 from dvc.repo import Repo
 
 from tasks import config
+from tasks.process import dvc
 from tasks.system import errors, messages, network
 from tasks.system.errors import StratagemError, UserError, causes
 
@@ -160,11 +161,11 @@ def _opened(target: str) -> Iterator[tuple[Any, LastError]]:
     except Exception as error:  # DVC passes on the errors of each remote's package.
         cause = heard.error if isinstance(error, FileTransferError) and heard.error is not None else error
         chain = causes(cause)
-        if any(type(one) is sqlite3.DatabaseError for one in chain):  # A subclass means a lock or a full disk.
-            site = config.project_root() / ".dvc" / "site"
+        is_of_database = any(isinstance(one, sqlite3.DatabaseError) for one in chain)
+        if is_of_database and (damaged := dvc.damaged_databases(config.project_root())):
             raise StratagemError(
-                f"{target}: DVC's hashes of files in {site} are damaged ({chain[-1]}). Remove them, and DVC makes them "
-                f"again: rm -r {shlex.quote(str(site))}"
+                f"{target}: {damaged[0]} is damaged. Remove it, and DVC makes it again: "
+                f"rm {shlex.quote(str(damaged[0]))}"
             ) from error
         place = f"{target.rpartition('/')[0]}, or DVC's cache of it,"
         said = network.without_secrets(errors.one_line(chain[-1]))[:500]  # The innermost cause has the reason.

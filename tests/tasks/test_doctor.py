@@ -71,6 +71,7 @@ GIT_IGNORES = "git check-ignore -v data/digits/{} shows the line of .gitignore: 
         ("dvc", "error", ".gitignore", "*.lock", "git ignores data/digits/dvc.lock", GIT_IGNORES.format("dvc.lock")),
         ("dvc", "error", ".dvc/config", "[core", ".dvc/config cannot be read", "git checkout .dvc/config"),
         ("dvc", "error", ".dvc/tmp/rwlock", '{"half', "rwlock is damaged", "rm "),
+        ("dvc", "error", ".dvc/site/repo/1/hashes/cache.db", "garbage", "cache.db is damaged, so DVC refuses", "rm "),
         ("dvc", "error", "data/digits/prepared/manifest.json", "{", "prepared/manifest.json is damaged or",
          "stratagem data prepare --set dataset.name=digits --force"),
         ("dvc", "error", "data/digits/raw/manifest.json", "{", "raw/manifest.json is damaged", "rm "),

@@ -1,4 +1,5 @@
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -70,14 +71,17 @@ def test_dvc_keeps_its_cache_in_the_project(site, run):
 def test_a_damaged_database_of_dvc_is_named_with_its_fix(project):
     from tasks.process import dvc_program  # It imports DVC.
 
-    site = project / ".dvc" / "site"
-    site.mkdir()
-    (site / "cache.db").write_bytes(b"garbage" * 1000)
+    damaged = project / ".dvc/site/repo/1/hashes/local/cache.db"
+    with sqlite3.connect(project / "whole.db") as whole:
+        whole.execute("CREATE TABLE a (b)")
+    damaged.parent.mkdir(parents=True)
+    shutil.copy("whole.db", damaged)
+    assert dvc.damaged_databases(project) == []
+    damaged.write_bytes(b"garbage" * 1000)
     with pytest.raises(StratagemError) as caught, dvc_program._opened("data/digits/dvc.yaml"):
-        sqlite3.connect(site / "cache.db").execute("SELECT * FROM a")
+        sqlite3.connect(damaged).execute("SELECT * FROM a")
     assert str(caught.value) == (
-        f"data/digits/dvc.yaml: DVC's hashes of files in {site} are damaged (file is not a database). Remove them, and "
-        f"DVC makes them again: rm -r {site}"
+        f"data/digits/dvc.yaml: {damaged} is damaged. Remove it, and DVC makes it again: rm {damaged}"
     )
 
 
