@@ -279,8 +279,9 @@ def test_prefect_yaml_is_the_truth_also_while_up_runs(operated):
     for name in ("nightly", "training"):  # As Prefect's page does it.
         address = f"{operated.service('prefect').address}/api/deployments/{deployments()[name]['id']}/schedules"
         asked = [{"schedule": {"cron": quarter_past}, "active": True}]
-        answer = requests.post(address, json=asked, auth=("stratagem", operated.private_key()), timeout=60)
-        assert answer.ok, answer.text
+        given = {"json": asked, "auth": ("stratagem", operated.private_key()), "timeout": 60}
+        # A busy server of Prefect answers with 503 if its database is locked.
+        wait("the schedule's creation", lambda address=address, given=given: requests.post(address, **given).ok)
     changed = yaml.safe_load(text)
     changed["deployments"] = [one for one in changed["deployments"] if one["name"] != "sweep"]
     for one in changed["deployments"]:
