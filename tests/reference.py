@@ -155,7 +155,7 @@ def _allowed(schema: Mapping[str, Any]) -> str:
         item = " or ".join(_allowed(one) for one in inside.get("anyOf", [inside]))
         return f"{many}, each {item}"
     if kind == "string" and "pattern" in schema:
-        return IN_WORDS.get(schema["pattern"]) or f"a text like `{schema['pattern'].strip('^$')}`".replace("|", "\\|")
+        return IN_WORDS[schema["pattern"]]
     words = {"boolean": "`true`, `false`", "null": "`null`", "object": "a mapping", "string": "a text"}
     return "a path" if schema.get("format") == "path" else words.get(kind, "anything")
 

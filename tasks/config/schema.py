@@ -16,6 +16,9 @@ from tasks.config.input import Input
 from tasks.config.optimizers import AnyOptimizer
 from tasks.config.schedules import AnySchedule
 from tasks.config.section import (
+    ALIAS,
+    DATASET_NAME,
+    EXPERIMENT,
     MAX_FLOAT32,
     MODEL_NAME,
     WEIGHTS,
@@ -88,7 +91,7 @@ class Dataset(Section):
     name: Result[
         Annotated[
             str,
-            Field(pattern=r"^[a-z][a-z0-9_-]*([/.][A-Za-z0-9][A-Za-z0-9_.-]*)?$", max_length=100),
+            Field(pattern=DATASET_NAME, max_length=100),
             AfterValidator(folder_name),
         ]
     ]
@@ -163,7 +166,7 @@ class Register(Section):
     """Register the model of each run that passes the gate."""
     model_name: Bookkeeping[Annotated[str, Field(pattern=MODEL_NAME, max_length=250)] | None]
     """Name in MLflow's model registry; null is <dataset>-<model>."""
-    alias: Bookkeeping[Annotated[str, Field(pattern=r"^[a-z][\w-]*$", max_length=250)]]
+    alias: Bookkeeping[Annotated[str, Field(pattern=ALIAS, max_length=250)]]
     """The alias that every new version gets, whether it is better or not."""
     metric: Bookkeeping[TestMetric]
     """The metric of the gate."""
@@ -198,7 +201,7 @@ class Register(Section):
 
 
 class Tracking(Section):
-    experiment: Bookkeeping[Annotated[str, Field(pattern=r"^\w[\w .-]*$", max_length=250)] | None]
+    experiment: Bookkeeping[Annotated[str, Field(pattern=EXPERIMENT, max_length=250)] | None]
     """MLflow experiment; null is the dataset's name."""
     system_metrics: Bookkeeping[bool]
     """Log the use of CPU, memory and GPU during training."""

@@ -43,8 +43,22 @@ OTHER_TRAINING_METRIC = rf"^(train|validation)/{TOP_K}$|^(train|validation)/[\w.
 OTHER_TEST_METRIC = rf"^test/{TOP_K}$|^test/[\w.]+:\w+$"
 # MLflow would refuse `.` and names that begin with `..`, but only after the training.
 MODEL_NAME = r"^\.?[\w-][\w.-]*$"
+DATASET_NAME = r"^[a-z][a-z0-9_-]*([/.][A-Za-z0-9][A-Za-z0-9_.-]*)?$"
+ALIAS = r"^[a-z][\w-]*$"
+EXPERIMENT = r"^\w[\w .-]*$"
+ONE_DEVICE = r"^(cpu|gpu(:\d+)?)$"
+GPU = r"^gpu:\d+$"
+DEVICE = r"^(cpu|gpu|tpu):\d+$"
+MESH_AXIS = r"^[A-Za-z_]\w*$"
 WEIGHTS = r"^([0-9a-f]{32}|models:/[^/@]+(@[^/@]+|/\d+)|.+\.(keras|h5))$"
 IN_WORDS = {
+    DATASET_NAME: "lowercase letters, digits, '_' and '-', a letter first; '/' and a configuration may follow",
+    ALIAS: "letters, digits, '_' and '-', beginning with a lowercase letter",
+    EXPERIMENT: "letters, digits, '_', '-', '.' and spaces, beginning with a letter, a digit or '_'",
+    ONE_DEVICE: "cpu, gpu or gpu:N",
+    GPU: "gpu:N",
+    DEVICE: "cpu:N, gpu:N or tpu:N",
+    MESH_AXIS: "letters, digits and '_', not beginning with a digit",
     WEIGHTS: "a run's id, FILE.keras, FILE.h5, models:/NAME@ALIAS or models:/NAME/VERSION",
     MODEL_NAME: "letters, digits, '_', '-' and '.', but not '..' at the start",
     OWN_CODE: "your own module:function",

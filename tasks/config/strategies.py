@@ -7,7 +7,19 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from tasks.config.section import MAX_COUNT, Bookkeeping, Course, Devices, Section, Speed, Text
+from tasks.config.section import (
+    DEVICE,
+    GPU,
+    MAX_COUNT,
+    MESH_AXIS,
+    ONE_DEVICE,
+    Bookkeeping,
+    Course,
+    Devices,
+    Section,
+    Speed,
+    Text,
+)
 
 
 class StrategySection(Section):
@@ -56,7 +68,7 @@ class OneDevice(StrategySection):
 
     is_baseline: ClassVar[bool] = True
     kind: Course[Literal["one_device"]]
-    device: Speed[Annotated[str, Field(pattern=r"^(cpu|gpu(:\d+)?)$")] | None] = None
+    device: Speed[Annotated[str, Field(pattern=ONE_DEVICE)] | None] = None
     """`cpu`, `gpu` or `gpu:1`; null uses the first GPU, or the CPU if there is none."""
 
     @property
@@ -74,9 +86,7 @@ class Mirrored(StrategySection):
 
     refuses: ClassVar[Mapping[str, str]] = COPIES_REFUSE
     kind: Course[Literal["mirrored"]]
-    devices: Course[
-        Devices | Annotated[list[Annotated[str, Field(pattern=r"^gpu:\d+$")]], Field(min_length=1)] | None
-    ] = None
+    devices: Course[Devices | Annotated[list[Annotated[str, Field(pattern=GPU)]], Field(min_length=1)] | None] = None
     """Number of replicas, on GPUs or, if there are none, on logical CPUs; or a list such as [gpu:0, gpu:2]. Null uses
     all GPUs."""
     cross_device_ops: Speed[Literal["auto", "nccl", "hierarchical_copy", "reduction_to_one_device"]] = "auto"
@@ -199,7 +209,7 @@ class Tpu(StrategySection):
     """Name or address of the TPU, or `local` for a TPU of this machine; null uses TPU_NAME."""
 
 
-MeshAxis = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$", max_length=50)]
+MeshAxis = Annotated[str, Field(pattern=MESH_AXIS, max_length=50)]
 
 
 class OnJax(Cluster):
@@ -238,9 +248,7 @@ class DataParallel(OnJax):
     """Synchronous copies on the devices of one process or of several (keras.distribution.DataParallel on JAX)."""
 
     kind: Course[Literal["data_parallel"]]
-    devices: Course[
-        Devices | Annotated[list[Annotated[str, Field(pattern=r"^(cpu|gpu|tpu):\d+$")]], Field(min_length=1)] | None
-    ] = None
+    devices: Course[Devices | Annotated[list[Annotated[str, Field(pattern=DEVICE)]], Field(min_length=1)] | None] = None
     """Number of replicas of each worker, on accelerators or, if there are none, on forced CPU devices; or a list such
     as [gpu:0, gpu:2]. Null uses all devices of a machine and divides them evenly among its workers."""
 

@@ -69,7 +69,8 @@ class Nodes:
 @contextlib.contextmanager
 def three_nodes() -> Iterator[Nodes]:
     """Three nodes of one processor each, on which Ray is started in this environment."""
-    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # A socket's path, which lies in it, has at most 107 characters.
+    # The path of a socket in it has at most 107 characters.
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     script = Path(__file__).with_name("ray_nodes.py")
     with (
         open(f"{folder}.log", "wb") as log,

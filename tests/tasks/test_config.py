@@ -81,8 +81,8 @@ BAD = [
     ),
     (["checkpoint.remote=s3://key:sesame-sesame@b/x"], ["checkpoint.remote seems to hold a password"]),
     (["evaluate.checkpoint=newest"], ["evaluate.checkpoint = 'newest'", "'latest' or 'best'"]),
-    (["dataset.name=../mnist"], ["dataset.name = '../mnist'", "pattern"]),
-    (["dataset.name=mnist/.."], ["dataset.name = 'mnist/..'", "pattern", "NAME/CONFIG"]),
+    (["dataset.name=../mnist"], ["dataset.name = '../mnist'", "write lowercase letters"]),
+    (["dataset.name=mnist/.."], ["dataset.name = 'mnist/..'", "may follow", "NAME/CONFIG"]),
     (["strategy.device=tpu"], ["strategy.device = 'tpu'", "`gpu:1`"]),
     (["register.metric=test/accurcy"], ["= 'test/accurcy'", "or test/ and top_K_accuracy with any K, or your own mod"]),
     (["train.metrics=[accurcy]"], ["train.metrics = ['accurcy']", "', or top_K_accuracy with any K, or your own mod"]),
@@ -94,7 +94,7 @@ BAD = [
         ([f"register.model_name={bad}"], [f"register.model_name = '{bad}': write letters, digits, '_', '-' and '.',"])
         for bad in (".", "..", "..a", "a/b")
     ),
-    (["register.alias=9lives"], ["register.alias = '9lives'", "pattern"]),
+    (["register.alias=9lives"], ["register.alias = '9lives'", "beginning with a lowercase letter"]),
     (["register.alias=latest"], ["register.alias: MLflow reserves 'latest'", "--set register.alias="]),
     (["register.alias=champion"], ["register.alias: Stratagem moves 'champion' itself", "such as challenger"]),
     (["register.confidence=1"], ["register.confidence = 1", "less than 1", "Required confidence"]),
@@ -166,7 +166,7 @@ BAD = [
      ["strategy.layout has the rule '(?i)D1/kernel'", "not a regular expression"]),
     (["strategy.kind=model_parallel", "strategy.layout={d1/kernel: [null, width]}"],
      ["strategy.layout has the rule 'd1/kernel'", "'width'", "use null", "batch, model"]),
-    (["strategy.kind=model_parallel", "strategy.layout={a: [x-y]}"], ["strategy.layout = {'a': ['x-y']}", "pattern"]),
+    (["strategy.kind=model_parallel", "strategy.layout={a: [x-y]}"], ["strategy.layout = {'a': ['x-y']}", "letters"]),
     # how it is trained
     (["train.loss=hinge"], ["train.loss = 'hinge'", "'auto', 'sparse_categorical_crossentropy'"]),
     # not settings at all
