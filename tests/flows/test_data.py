@@ -222,7 +222,7 @@ def test_a_builder_that_gives_no_example_to_train_on_is_refused(project, run):
     (project / "my_data.py").write_text(BUILDER.replace("_generate_examples(40)", "_generate_examples(0)"))
     (project / "shades.py").write_text("DARK = 0\n")
     refused = run(["stratagem", "data", "add", "my_data:BlackOrWhite"])
-    assert refused.returncode == 1, refused.stderr
+    assert refused.returncode == 2, refused.stderr
     assert 'writing of split "train": No examples were yielded' in refused.stderr
     assert "Traceback" not in refused.stderr
     assert not (project / "data" / "black_or_white").exists()
