@@ -86,7 +86,8 @@ def test_a_job_that_is_told_to_stop_is_queued_again_and_ends_with_the_bits_of_a_
     tell_slurm("scancel", "--signal=TERM", job.id)  # As Slurm itself, before the time is up.
     wait_for_log(job, "told to stop; queued again (start 2)")
     assert "is saved. The same command continues" in log_of(job)
-    wait_until(job, "PENDING")
+    # Slurm may call it FAILED for a moment, after the exit of its script and before it is in the queue.
+    wait("the job in the queue", lambda: state_of(job) == "PENDING", PATIENCE_SECONDS)
     tell_slurm("scontrol", "update", f"JobId={job.id}", "StartTime=now")  # Slurm lets two minutes pass.
     wait_until(job, "COMPLETED")
     assert "resuming at step" in log_of(job)

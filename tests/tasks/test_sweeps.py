@@ -451,9 +451,8 @@ def test_the_run_of_a_trial_is_found_by_its_settings(space):
 # What is told
 
 
-@pytest.fixture
-def swept(space):
-    """The record of a sweep whose trainings are ``value_of``, one of which failed and one was a copy."""
+def sweep_of(space):
+    """Return the record of a sweep whose trainings are ``value_of``, one of which failed and one was a copy."""
     trials = searched(space, 25)
     trials[4] = Trial(number=4, state="failed", params=trials[4].params, reason="no <memory> left")
     trials[5] = trials[0].model_copy(update={"number": 5, "same_as": 0})
@@ -472,6 +471,11 @@ def swept(space):
         seconds=1.0,
         finished_at="now",
     )
+
+
+@pytest.fixture
+def swept(space):
+    return sweep_of(space)
 
 
 def test_a_table_has_the_best_first(swept):

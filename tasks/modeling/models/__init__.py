@@ -221,9 +221,11 @@ def check_loadable(name: str, built: Any) -> None:
     try:
         keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(built), safe_mode=True)
     except Exception as error:  # Whatever a class raises.
+        reason = last_line(error).partition(". ")[0].replace("Exception encountered: ", "")
         raise UserError(
-            f"model.name = '{name}': the trained model could not be loaded ({last_line(error)}): use registered "
-            "classes and functions in place of a lambda, or set register.enabled=false"
+            f"model.name = '{name}': Keras could not load the trained model ({reason}). Register its classes and "
+            "functions with @keras.saving.register_keras_serializable(), use no Python lambda, or set "
+            "register.enabled=false"
         ) from error
 
 
