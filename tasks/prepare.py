@@ -44,20 +44,8 @@ def prepare(dataset: config.Description) -> PreparedDataset:
             new = scratch / "new"
             new.mkdir()
             splits, features, to_learn = _write(dataset, examples, new, target.relative_to(root))
-            vocabularies = {}
-            for name, texts in examples.vocabularies.items():
-                vocabularies[name] = (target.relative_to(root) / f"{name}_vocabulary.json").as_posix()
-                with (new / f"{name}_vocabulary.json").open("w", encoding="utf-8") as file:
-                    json.dump(texts, file, ensure_ascii=False, indent=0)
-                    files.flush(file)
-            metadata = None
-            if examples.metadata_of is not None:
-                metadata = (target.relative_to(root) / "test_metadata.json").as_posix()
-                found = examples.metadata_of("test").items()
-                with (new / "test_metadata.json").open("w", encoding="utf-8") as file:
-                    told = {name: {"kind": one.kind, "values": one.values} for name, one in found}
-                    json.dump(told, file, ensure_ascii=False, allow_nan=False)
-                    files.flush(file)
+            vocabularies = _write_vocabularies(examples, new, target.relative_to(root))
+            metadata = _write_metadata(examples, new, target.relative_to(root))
             prepared = PreparedDataset(
                 name=dataset.name,
                 kind=dataset.kind,
@@ -119,6 +107,26 @@ def _write(
             )
     features = {name: feature.model_copy(update=fitted.statistics(name)) for name, feature in examples.features.items()}
     return splits, features, examples.target.model_copy(update=fitted.statistics("label"))
+
+
+def _write_vocabularies(examples: kinds.Examples, new: Path, target: Path) -> dict[str, str]:
+    """Write the vocabularies into ``new``; return their paths in ``target`` by feature."""
+    for name, texts in examples.vocabularies.items():
+        with (new / f"{name}_vocabulary.json").open("w", encoding="utf-8") as file:
+            json.dump(texts, file, ensure_ascii=False, indent=0)
+            files.flush(file)
+    return {name: (target / f"{name}_vocabulary.json").as_posix() for name in examples.vocabularies}
+
+
+def _write_metadata(examples: kinds.Examples, new: Path, target: Path) -> str | None:
+    """Write the metadata columns of the test split; return their path in ``target``, None without any."""
+    if examples.metadata_of is None:
+        return None
+    with (new / "test_metadata.json").open("w", encoding="utf-8") as file:
+        found = {name: {"kind": one.kind, "values": one.values} for name, one in examples.metadata_of("test").items()}
+        json.dump(found, file, ensure_ascii=False, allow_nan=False)
+        files.flush(file)
+    return (target / "test_metadata.json").as_posix()
 
 
 def _check(dataset: config.Description, target: Target, splits: dict[str, PreparedSplit]) -> None:

@@ -57,21 +57,25 @@ def configure() -> None:
         wanted = {"site_cache_dir": str(site)}
         if repository.state(root) == (None, None):
             wanted["no_scm"] = "true"
-        from configobj import ConfigObj  # Imported here, because half of the commands need no data.
-
-        path = site.with_name("config.local")
-        known = ConfigObj(str(path), encoding="utf-8")
-        before = dict(known.get("core", {}))
-        if before.get("site_cache_dir", "").endswith("/.dvc/site"):  # The project may have been moved.
-            before |= {"site_cache_dir": str(site)}
-        if (core := {**wanted, **before}) != dict(known.get("core", {})):
-            known["core"] = core
-            with files.replacing(path) as written:
-                written.touch(0o600)  # It may contain a remote's password.
-                known.filename = str(written)
-                known.write()
+        _set_core(site.with_name("config.local"), wanted)
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written ({error}): make the project's folder writable") from None
+
+
+def _set_core(path: Path, wanted: dict[str, str]) -> None:
+    """Set missing values in DVC's local configuration, and correct the path of a project that was moved."""
+    from configobj import ConfigObj  # Imported here, because half of the commands need no data.
+
+    known = ConfigObj(str(path), encoding="utf-8")
+    before = dict(known.get("core", {}))
+    moved = before.get("site_cache_dir", "").endswith("/.dvc/site")
+    core = {**wanted, **before, **({"site_cache_dir": wanted["site_cache_dir"]} if moved else {})}
+    if core != before:
+        known["core"] = core
+        with files.replacing(path) as written:
+            written.touch(0o600)  # It may contain a remote's password.
+            known.filename = str(written)
+            known.write()
 
 
 def damaged_databases(root: Path) -> list[Path]:
