@@ -264,6 +264,14 @@ def test_the_only_array_of_a_model_may_be_called_x_as_in_the_data_it_was_trained
         read(Wanted({}, ("pixels",)), "t.npz")
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_the_encoding_of_utf_16_without_a_mark_is_named(encoding):
+    Path("t.csv").write_text("city,size\nUlm,3\n", encoding)
+    with pytest.raises(BadInput, match=f"seems to be UTF-16 without a byte order mark: --encoding {encoding}$"):
+        read(TABLE, "t.csv")
+    assert flat(read(TABLE, "t.csv", encoding=encoding), "city") == ["Ulm"]
+
+
 def test_a_text_of_a_folder_may_have_utf_16():
     Path("d").mkdir()
     Path("d", "a.txt").write_text("größer", "utf-16")

@@ -446,9 +446,13 @@ def check_columns(name: str, columns: Sequence[str], there: Sequence[str]) -> No
         BadInput: names them.
     """
     if absent := [one for one in columns if one not in there]:
+        first, hint = "".join(there[:1]), ""
+        if "\0" in first:
+            order = "be" if first.startswith("\0") else "le"
+            hint = f". It seems to be UTF-16 without a byte order mark: --encoding utf-16-{order}"
         raise BadInput(
             f"'{name}' is missing the {'column' if len(absent) == 1 else 'columns'} {', '.join(map(repr, absent))}. "
-            f"It has: {', '.join(map(repr, there))[:1000] or 'nothing'}"
+            f"It has: {', '.join(map(repr, there))[:1000] or 'nothing'}{hint}"
         )
     if twice := [one for one in columns if there.count(one) > 1]:
         raise BadInput(f"'{name}' has the column {', '.join(map(repr, twice))} more than once: keep only one")
