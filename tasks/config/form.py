@@ -1,7 +1,6 @@
 """The settings as parameters of a deployment: the schema of Prefect's form, and how a run reads its values."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
@@ -75,8 +74,7 @@ def overrides_schema() -> dict[str, Any]:
     """Return the JSON schema of ``Overrides`` for the form: the ten common settings, then the others by section, with
     meaning, bounds and choices.
 
-    The form does not show patterns. They allow the other spellings of a key, such as ``train.epochs``, whose value the
-    run checks. Prefect's server rejects unknown keys, and its message does not list the patterns.
+    Other keys, such as ``train.epochs``, are allowed: the run checks them, and suggests the nearest key.
     """
     today: dict[str, Any] = {}
     with suppress(UserError):  # A run refuses these settings with the reason.
@@ -88,14 +86,13 @@ def overrides_schema() -> dict[str, Any]:
         for kind, variant in variants.items():
             for key, field in fields_of(variant, f"{section}."):
                 fields.setdefault(key, []).append((kind, field))
-    form, common = _section("Overrides"), _section("common settings")
-    form["properties"][COMMON] = common
+    common: dict[str, Any] = {"type": "object", "title": "common settings", "properties": {}}
+    form: Any = {}
     for key, known in fields.items():
         place, (*sections, name) = form, key.split(".")
         for section in sections:
-            place = place["properties"].setdefault(section, _section(section))
-        form["patternProperties"][rf"^{re.escape(key)}(\.|$)"] = {}
-        if name in place["properties"]:
+            place = place.setdefault(section, {"type": "object", "title": section, "properties": {}})["properties"]
+        if name in place or key in common["properties"]:
             continue
         types: list[dict[str, Any]] = []
         for _, field in known:
@@ -109,18 +106,10 @@ def overrides_schema() -> dict[str, Any]:
         shown = _choice(types) | {"description": " ".join(filter(None, notes))}
         if key in FIRST:
             common["properties"][key] = shown | {"title": key}
-            place["patternProperties"][f"^{name}$"] = {}
         else:
-            place["properties"][name] = shown | {"title": name}
+            place[name] = shown | {"title": name}
     common["properties"] = {key: common["properties"][key] for key in FIRST}
-    return form
-
-
-def _section(title: str) -> dict[str, Any]:
-    """Return the schema of an object with no key yet; it rejects keys that are neither a property nor a pattern."""
-    return {
-        "type": "object", "title": title, "properties": {}, "patternProperties": {}, "unevaluatedProperties": False
-    }  # fmt: skip
+    return {"title": "Overrides", "type": "object", "properties": {COMMON: common, **form}}
 
 
 def _types(field: FieldInfo) -> list[dict[str, Any]]:

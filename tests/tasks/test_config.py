@@ -500,7 +500,6 @@ def test_a_deployment_refuses_what_is_out_of_bounds():
         {},
         {"train.epochs": 3, "strategy.devices": 2, "train.early_stopping": None, "model.options": {"units": [8]}},
         {"train": {"epochs": 3, "early_stopping": {"patience_epochs": 1}}, "strategy": {"kind": "mirrored"}},
-        {"model.options.units": [8], "train.early_stopping.patience_epochs": 1, "input.augmentation.zoom": None},
     ):
         assert errors_of(good) == []
     for bad, said in (
@@ -512,10 +511,10 @@ def test_a_deployment_refuses_what_is_out_of_bounds():
         assert said in error
 
 
-def test_a_key_that_does_not_exist_is_rejected_by_the_server_and_answered_by_a_run_with_the_one_that_was_meant():
-    for given, name in (({"train.epohcs": 3}, "train.epohcs"), ({"train": {"epohcs": 3}}, "epohcs")):
-        (error,) = errors_of(given)
-        assert error.endswith(f": Unevaluated properties are not allowed ('{name}' was unexpected)")
+def test_a_key_that_does_not_exist_is_answered_with_the_one_that_was_meant():
+    """By the run: Prefect's server would answer with the patterns of all keys."""
+    for given in ({"train.epohcs": 3}, {"train": {"epohcs": 3}}):
+        assert errors_of(given) == []
         with pytest.raises(UserError, match=r"unknown key 'train.epohcs': did you mean 'train.epochs'"):
             config.load(None, config.Overrides.model_validate(given).given(), ROOT)
 
