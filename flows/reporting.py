@@ -27,7 +27,7 @@ from prefect.states import Cancelled, Crashed
 
 from flows.operate import deployed, notifications, reconciliation
 from flows.operate.prefect_server import answers
-from tasks.process.child import keep_private
+from tasks.process.child import set_up_process
 from tasks.records import FlowEnd, Record, Run
 from tasks.runs.outcome import keep_unreported
 from tasks.system.errors import Interrupted, ProcessDied, one_line, terminate
@@ -68,7 +68,7 @@ def reported(body: Callable[[], R]) -> R:
         Outcome: the server does not answer.
         Exception: what the body raised.
     """
-    keep_private()
+    set_up_process()
     if not deployed.is_deployed() and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, terminate)  # Prefect's own handler would hide that the step was saved.
     try:

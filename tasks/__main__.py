@@ -31,9 +31,9 @@ from tasks.system.errors import StratagemError, UserError
 def main() -> None:
     """Run one stage, and end with its exit code."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Nothing has begun: Ctrl-C need not wait for the imports.
-    from tasks.process.child import keep_private
+    from tasks.process.child import set_up_process
 
-    keep_private()
+    set_up_process()
     parser = argparse.ArgumentParser(prog="python -m tasks", description="Run one stage; `stratagem` runs them all.")
     parser.add_argument("stage", choices=[*ENTRIES])
     parser.add_argument("name", nargs="?", metavar="NAME|RECIPE|RUN|MODEL|FOLDER")

@@ -116,10 +116,10 @@ def ending(quiet: bool = False, verbose: bool = False, debug: bool = False) -> I
         verbose: see ``is_verbose``.
         debug: also show tracebacks.
     """
-    from tasks.process.child import StandardError, keep_private
+    from tasks.process.child import StandardError, set_up_process
     from tasks.system.network import without_secrets
 
-    keep_private()
+    set_up_process()
     _verbose.set(verbose or debug)
     if debug:
         os.environ["STRATAGEM_DEBUG"] = "1"

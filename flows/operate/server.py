@@ -20,7 +20,7 @@ from pathlib import Path
 import uvicorn
 from filelock import FileLock
 
-from tasks.process.child import keep_private
+from tasks.process.child import set_up_process
 from tasks.system import lifetime
 from tasks.system.access import from_here
 from tasks.system.machine import without_collections
@@ -52,7 +52,7 @@ def _serve_pages(listening: socket.socket) -> None:
 
 
 def _serve_run(listening: socket.socket) -> None:
-    keep_private()
+    set_up_process()
     # A signal to all processes must not end the server before the run reports its end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -38,7 +38,7 @@ from prefect.workers.process import ProcessWorker
 from flows.operate import notifications, operation, reconciliation
 from flows.operate.operation import POOL, WORKER
 from tasks import config
-from tasks.process.child import keep_private
+from tasks.process.child import set_up_process
 from tasks.runs import outcome
 from tasks.system.errors import UserError, cut
 
@@ -63,7 +63,7 @@ TOLD_WITHIN = timedelta(days=1)
 
 def main() -> None:
     """Deploy, then become the worker."""
-    keep_private()
+    set_up_process()
     began = datetime.now(UTC)
     with get_client(sync_client=True) as client:
         try:

@@ -45,7 +45,7 @@ class StandardError(io.TextIOWrapper):
             super().flush()
 
 
-def keep_private() -> None:
+def set_up_process() -> None:
     """Make this process's files private, move passwords out of the addresses in its environment, bypass proxies for
     servers on this machine, name its user if it has no name, and let it continue if nobody reads its standard error.
 

@@ -80,11 +80,10 @@ def _answer(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: A
 
 
 def _run(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: Answers, stop: threading.Event) -> Any:
-    def heed_signals() -> None:
-        lifetime.set_on_signal(stop) if stops_gently else lifetime.raise_on_signal()
+    def heed_signals(gently: bool) -> None:
+        lifetime.set_on_signal(stop) if gently else lifetime.raise_on_signal()
 
-    stops_gently = row.ends_run
-    heed_signals()
+    heed_signals(row.ends_run)
     if "settings" in given:
         given["settings"] = config.parse(given["settings"])
     module, _, name = str(row.function if chief else row.workers).partition(":")
@@ -92,8 +91,8 @@ def _run(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: Answ
         import_quietly(module)
     function = getattr(import_module(module), name)
     types = get_type_hints(function)  # Determine the records to which the JSON values are converted.
-    stops_gently = stops_gently or "stop" in types
-    heed_signals()
+    stops_gently = row.ends_run or "stop" in types
+    heed_signals(stops_gently)
     arguments = {name: TypeAdapter(types[name]).validate_python(value) for name, value in given.items()}
     arguments |= {name: own for name, own in {"stop": stop, "tell": answers.write}.items() if name in types}
     if row.is_shared and given["settings"].strategy.cluster is not None:
@@ -103,7 +102,7 @@ def _run(row: Stage[..., Any], given: dict[str, Any], chief: bool, answers: Answ
         # heartbeat or notice that standard input closes.
         with lifetime.ended_by_the_kernel():
             strategies.build(given["settings"].strategy)
-        heed_signals()  # TensorFlow replaces the handler of SIGTERM when it builds the strategy of a cluster.
+        heed_signals(stops_gently)  # TensorFlow replaces the handler of SIGTERM when it builds a cluster's strategy.
         answers.beat()
     return function(**arguments)
 

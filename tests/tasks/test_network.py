@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from tasks.process.child import keep_private
+from tasks.process.child import set_up_process
 from tasks.system import network
 from tasks.system.errors import UserError
 
@@ -138,7 +138,7 @@ def test_a_process_begins_with_no_password_in_an_address_and_no_proxy_before_its
         monkeypatch.setenv(name, value)
     before = os.umask(0o022)
     try:
-        keep_private()
+        set_up_process()
     finally:
         os.umask(before)
     assert (os.environ["MLFLOW_TRACKING_URI"], os.environ["PREFECT_API_URL"]) == ("http://host:5000", "http://host/api")
@@ -172,7 +172,7 @@ def test_what_is_written_is_for_this_user_unless_the_folder_is_a_teams(project, 
     assert stat.S_IMODE(os.stat("mlruns").st_mode) == mode
     before = os.umask(0o022)
     try:
-        keep_private()
+        set_up_process()
     finally:
         assert os.umask(before) == umask
 

@@ -223,9 +223,8 @@ class Encoder:
             path = named_in / value
             if os.path.isfile(path):  # Also of a name that is too long.
                 return path
-            hint = (
-                "; base64 of an image begins with data:image/png;base64," if len(value) > 255 else ""
-            )  # No name is so long.
+            # No file name has more than 255 characters.
+            hint = "; base64 of an image begins with data:image/png;base64," if len(value) > 255 else ""
             raise ValueError("it is a folder" if os.path.isdir(path) else f"no such file{hint}")
         if self._pictures is not None:
             return inside(self._pictures, value)
