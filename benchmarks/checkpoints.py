@@ -5,7 +5,7 @@ import statistics
 
 from benchmarks import measure
 from tasks import config
-from tasks.process.child import stage_environment
+from tasks.strategies.environment import stage_environment
 
 HEADING = "## Checkpoints and tracking\n"
 EVERY_STEPS = 100

@@ -20,7 +20,7 @@ from benchmarks.preparing import (
     make_table,
 )
 from tasks import config
-from tasks.process.child import stage_environment
+from tasks.strategies.environment import stage_environment
 
 HEADING = "## Own data\n"
 FILES, FEW_FILES, LARGE_FILES, ROWS, TIMES = 20_000, 5_000, 300, 1_000_000, 13

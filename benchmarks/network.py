@@ -22,7 +22,7 @@ from scipy.optimize import nnls
 from benchmarks import hosts, measure
 from tasks import config
 from tasks.operations import scaling
-from tasks.process.child import stage_environment
+from tasks.strategies.environment import stage_environment
 
 HEADING = "## Network\n"
 POINTS = Path(__file__).with_name("network.csv")

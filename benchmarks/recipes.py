@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks import measure
 from benchmarks.default_speed import tutorial
 from tasks import config
-from tasks.process.child import stage_environment
+from tasks.strategies.environment import stage_environment
 
 Curve = list[list[float]]
 """Seconds since the imports, without evaluations, and test accuracy, after each epoch."""

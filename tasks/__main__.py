@@ -76,7 +76,7 @@ def _serve(given: argparse.Namespace) -> None:
     from tasks.process import serve
 
     if given.stage == "load_back":
-        from tasks.process import model_loader
+        from tasks.serving import model_loader
 
         model_loader.serve(serve.Answers().write)
     elif given.stage == "tf_server":

@@ -17,6 +17,7 @@ from tasks.records import EvaluationResult, Judgement, PreparedDataset, Register
 from tasks.runs import entries, lineage, outcome
 from tasks.serving import loaded_back
 from tasks.serving.loaded_back import Loader
+from tasks.serving.model_loader import LOADER
 from tasks.system import files, units
 from tasks.system.errors import StratagemError, UserError
 from tasks.tracking import trained_models
@@ -243,7 +244,7 @@ def _commands_again(run: Run, *options: str) -> str:
     return f"`stratagem evaluate {given}`, then `stratagem models register {given}`"
 
 
-def rollback(name: str, load: Loader) -> RolledBack:
+def rollback(name: str, load: Loader = LOADER.ask) -> RolledBack:
     """Load the previous champion back, as a registration does, and move the alias `champion` to it.
 
     If the data or the outputs of its evaluation no longer exist here, they are not compared, and the record says so.

@@ -31,7 +31,7 @@ def picture() -> str:
 
 def arrows(ground: set[str]) -> dict[str, list[str]]:
     """Return what each package imports, without what another of its imports leads to."""
-    graph = grimp.build_graph("flows", "tasks", cache_dir=None)
+    graph = grimp.build_graph("flows", "tasks", exclude_type_checking_imports=True, cache_dir=None)
     below: dict[str, set[str]] = {}
     for importer in graph.modules:
         for imported in graph.find_modules_directly_imported_by(importer):

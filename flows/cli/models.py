@@ -205,5 +205,5 @@ def rollback(
     """
     from tasks.process import stages
 
-    done = stages.roll_back(model=model)
+    done = stages.roll_back(name=model)
     yield from tables.show_record(done, ("model_name", "before", "now", "missing", "loaded_back"))

@@ -15,10 +15,10 @@ import psutil
 
 from flows.operate.prefect_server import guarded_environment, make_password
 from tasks import config, records
-from tasks.process.child import guarded, stage_environment
 from tasks.records import HEADLINES, ServiceState
 from tasks.runs import relocation
-from tasks.system.child import Child
+from tasks.strategies.environment import stage_environment
+from tasks.system.child import Child, guarded
 from tasks.system.errors import StratagemError
 from tasks.system.network import unreachable_reason, without_userinfo
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from tasks import config, records
 from tasks.data import dataset_folder, prepared_data
-from tasks.operations import dvc_data
-from tasks.process import dvc, stages
+from tasks.operations import dvc, dvc_data
+from tasks.process import stages
 from tasks.records import DataDifference, DataQuality, PreparedDataset
 from tasks.runs import lineage, locks, repository
 from tasks.system import units

@@ -24,8 +24,8 @@ from configobj import ConfigObj, ConfigObjError
 from packaging.requirements import Requirement
 
 from tasks import config, records
+from tasks.operations import dvc as dvc_settings
 from tasks.operations import preconditions
-from tasks.process import dvc as dvc_settings
 from tasks.process import stages
 from tasks.records import Finding, Health, Level
 from tasks.runs import listing, outcome, repository

@@ -6,10 +6,12 @@ prepared data. The user's files, index and branches stay unchanged, as do the ma
 """
 
 import json
+import os
 import re
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,14 @@ from tasks import config
 from tasks.data import prepared_data
 from tasks.operations import preconditions
 from tasks.process import stages
-from tasks.process.child import run_command
 from tasks.records import Change, EvaluationResult, Reproduction, Run, TrainingResult
 from tasks.runs import entries, lineage, listing, locks, outcome, repository
 from tasks.strategies import engines
 from tasks.system import errors, machine, temporary, units
+from tasks.system.child import Child, guarded
 from tasks.system.errors import StratagemError, UserError
+
+COMMAND = "from flows.cli.main import main; main()"
 
 BACK, MATTERS, LOST = "restored", "matters", "cannot be restored"
 """The effects of ``Change``."""
@@ -284,7 +288,7 @@ def _refusal(run: Run, changes: list[Change], allow_changes: bool) -> str | None
 
 def _train(run: Run, folder: Path) -> Run:
     """Train and evaluate in a checkout; return the new run."""
-    said = run_command(["train", "--fresh", "--json"], folder)
+    said = _run_command(["train", "--fresh", "--json"], folder)
     new = entries.find_run(str(json.loads(said.splitlines()[-1])["run_id"]))
     # The folder of the training has no repository, so record the commit here.
     root, known = config.project_root(), run.lineage.model_dump(include={"git_commit", "git_dirty"})
@@ -302,8 +306,32 @@ def _train(run: Run, folder: Path) -> Run:
         which = {training.best_checkpoint: "best", training.checkpoint: "latest"}
         checkpoint = which.get(evaluation.checkpoint, str(evaluation.step))
         wanted = ["evaluate", new.run_id, "--set", f"evaluate.checkpoint={checkpoint}", "--json"]
-        run_command(wanted, folder)
+        _run_command(wanted, folder)
     return entries.find_run(new.run_id)
+
+
+def _run_command(arguments: Sequence[str], folder: Path) -> str:
+    """Run `stratagem` in a folder, with the code there, and return its standard output.
+
+    If this process is interrupted or dies, the command ends as after Ctrl-C.
+
+    Raises:
+        UserError: the command refused its arguments.
+        StratagemError: the command failed. Its message went to standard error.
+    """
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = guarded([sys.executable, "-c", COMMAND, *arguments])
+    child = Child(command, {**os.environ, "PYTHONPATH": path}, cwd=folder)
+    try:
+        with child.output as output:
+            out = output.read()
+    finally:
+        child.close_input()
+        code = child.wait()
+    if code:
+        said = f"`stratagem {arguments[0]}` with the code of that commit ended with exit code {code}"
+        raise (UserError if code == UserError.exit_code else StratagemError)(f"{said}, see above")
+    return out
 
 
 def judge(run: Run, new: Run, settings: config.Settings, changes: list[Change]) -> Reproduction:

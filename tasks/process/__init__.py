@@ -2,5 +2,5 @@
 
 docs/processes.md describes the processes: who starts and ends them, and who signals whom. `stages` is the table of
 requests: `client` and `child` send them, `cluster` forwards them to the members of a strategy, and `serve` answers in
-the other process. `tracked` contains the stages of a run, `experiments` those of comparisons and sweeps.
+the other process. `tasks/tracked.py` has the stages of a run, `tasks/experiments.py` those of comparisons and sweeps.
 """

@@ -16,12 +16,13 @@ from pydantic import TypeAdapter
 
 from tasks import config
 from tasks.process import stages
-from tasks.process.child import stage_environment, to_json
+from tasks.process.child import to_json
 from tasks.process.cluster import StageProcesses
 from tasks.process.stages import Output, Stage
 from tasks.records import EvaluationResult, Pace, PreparedDataset, Run, TrainingResult
 from tasks.runs import remote
 from tasks.strategies import engines
+from tasks.strategies.environment import stage_environment
 from tasks.system.errors import Interrupted, StratagemError, UserError
 
 STEPS_OF_PACE = 10

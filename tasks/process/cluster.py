@@ -19,10 +19,10 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tasks import config
-from tasks.process.child import stage_command
 from tasks.process.stages import STAGES, Stage
 from tasks.strategies import engines
 from tasks.strategies.engines import Member
+from tasks.strategies.environment import stage_command
 from tasks.system import errors, lifetime, network
 from tasks.system.child import Child, Message
 from tasks.system.errors import Interrupted, Preempted, ProcessDied, StratagemError, Terminated, UserError

@@ -120,7 +120,7 @@ def serve(entry: str) -> None:
     requests: SimpleQueue[str] = SimpleQueue()
     lifetime.when_input_closes(lambda: os._exit(0), requests.put)
     if entry != "call":  # Import now, while the flow's process starts Prefect and DVC.
-        import_quietly("tasks.process.tracked" if entry == "serve" else "tasks.evaluate", "tasks.train")
+        import_quietly("tasks.tracked" if entry == "serve" else "tasks.evaluate", "tasks.train")
         lifetime.ignore_signals()
     while True:
         request = json.loads(requests.get())

@@ -32,10 +32,11 @@ from tasks.records import (
 )
 
 if TYPE_CHECKING:
-    from tasks import download
+    from tasks import download, experiments, tracked
     from tasks import evaluate as evaluation
+    from tasks import register as registration
     from tasks import train as training
-    from tasks.process import dvc_program, experiments, model_loader, tracked
+    from tasks.operations import dvc_program
     from tasks.reports import page
     from tasks.serving import export as exporting
     from tasks.serving import predict as predicting
@@ -55,13 +56,13 @@ else:
             return f"{self._module}:{name}"
 
     evaluation, training = _Elsewhere("tasks.evaluate"), _Elsewhere("tasks.train")
-    experiments, tracked = _Elsewhere("tasks.process.experiments"), _Elsewhere("tasks.process.tracked")
+    experiments, tracked = _Elsewhere("tasks.experiments"), _Elsewhere("tasks.tracked")
     exporting, step_time = _Elsewhere("tasks.serving.export"), _Elsewhere("tasks.training.step_time")
-    download, dvc_program = _Elsewhere("tasks.download"), _Elsewhere("tasks.process.dvc_program")
+    download, dvc_program = _Elsewhere("tasks.download"), _Elsewhere("tasks.operations.dvc_program")
     lifecycle, models = _Elsewhere("tasks.tracking.lifecycle"), _Elsewhere("tasks.tracking.models")
     registry, copier = _Elsewhere("tasks.tracking.registry"), _Elsewhere("tasks.tracking.copier")
     predicting, server = _Elsewhere("tasks.serving.predict"), _Elsewhere("tasks.serving.server")
-    model_loader, page = _Elsewhere("tasks.process.model_loader"), _Elsewhere("tasks.reports.page")
+    registration, page = _Elsewhere("tasks.register"), _Elsewhere("tasks.reports.page")
     imports = _Elsewhere("tasks.system.imports")
 
 P = ParamSpec("P")
@@ -151,6 +152,6 @@ reconcile = Stage("reconcile", lifecycle.reconcile, list[Ended], is_call=True)
 list_versions = Stage("list_versions", registry.list_versions, list[ModelVersion], is_call=True)
 sync = Stage("sync", copier.sync, Sync, is_call=True)
 devices = Stage("devices", imports.devices_of_tensorflow, list[str], is_call=True, imports_framework=True)
-roll_back = Stage("roll_back", model_loader.roll_back, RolledBack, is_call=True)
+roll_back = Stage("roll_back", registration.rollback, RolledBack, is_call=True, imports_framework=True)
 
 STAGES: dict[str, Stage[..., Any]] = {row.name: row for row in [*globals().values()] if isinstance(row, Stage)}

@@ -27,7 +27,7 @@ COARSE_TOLERANCE = 0.05
 may be TF32 with 10 bits: models are loaded back on a CPU."""
 
 Loader = Callable[..., Any]
-"""``process.model_loader.ModelLoader.ask``: loads a model from its files and computes its outputs."""
+"""``model_loader.ModelLoader.ask``: loads a model from its files and computes its outputs."""
 
 
 def sample(count: int) -> list[int]:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,11 @@ END_SECONDS = 40.0
 """The time for a server to end before this process kills it."""
 
 Message = dict[str, Any]
+
+
+def guarded(command: Sequence[str]) -> list[str]:
+    """Return a command that ends with all its children when its standard input closes."""
+    return [sys.executable, "-m", "tasks.system.lifetime", *command]
 
 
 class Child(subprocess.Popen[str]):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tasks import config, records
-from tasks.process.child import stage_environment
+from tasks.strategies.environment import stage_environment
 from tasks.training.checkpoints import Checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]

@@ -13,8 +13,8 @@ import pytest
 from tasks import config
 from tasks.evaluate import evaluate
 from tasks.modeling import models
-from tasks.process.child import stage_environment
 from tasks.records import TrainingResult
+from tasks.strategies.environment import stage_environment
 from tasks.training import model_state
 from tasks.training.checkpoints import Checkpoints
 

@@ -13,8 +13,8 @@ from filelock import FileLock
 
 from tasks import config
 from tasks.data import dataset_folder
-from tasks.operations import dvc_data
-from tasks.process import dvc, stages
+from tasks.operations import dvc, dvc_data
+from tasks.process import stages
 from tasks.system.errors import StratagemError, UserError
 
 

@@ -15,11 +15,10 @@ from sklearn.metrics import (
     top_k_accuracy_score,
 )
 
-from tasks import config
+from tasks import config, tracked
 from tasks.evaluate import evaluate
 from tasks.evaluation import predictions
 from tasks.input.order import carve
-from tasks.process import tracked
 from tasks.system.errors import UserError
 
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tasks.modeling import models
-from tasks.process.model_loader import ModelLoader
+from tasks.serving.model_loader import ModelLoader
 from tasks.system.errors import StratagemError
 from tasks.tracking.models import log_model
 from tasks.tracking.registry import model_place

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tasks import config
-from tasks.process.child import stage_environment
+from tasks.strategies.environment import stage_environment
 
 
 def test_a_stage_finds_its_backend_and_the_environment_it_was_installed_in(project, monkeypatch):

@@ -17,8 +17,7 @@ import keras
 import psutil
 import pytest
 
-from tasks import config, records
-from tasks.process import experiments
+from tasks import config, experiments, records
 from tasks.runs import entries, lineage, locks, outcome
 from tasks.serving import raw_model
 from tasks.system.errors import StratagemError, UserError

@@ -13,12 +13,11 @@ import tensorflow as tf
 from filelock import FileLock
 from tensorflow.core.util import event_pb2
 
-from tasks import config, records, strategies
+from tasks import config, records, strategies, tracked
 from tasks import train as stage
 from tasks.input import sources
 from tasks.input.order import carve
 from tasks.modeling import models
-from tasks.process import tracked
 from tasks.records import Limits
 from tasks.runs import lineage, outcome
 from tasks.system import machine

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tasks import config
-from tasks.process.child import stage_environment
+from tasks.strategies.environment import stage_environment
 
 pytestmark = pytest.mark.slow
 

@@ -4,9 +4,8 @@ All runs of a comparison or sweep log metrics with the same names, so that MLflo
 metric in one chart.
 """
 
-from tasks import config, records
+from tasks import config, records, tracked
 from tasks.evaluation import gate
-from tasks.process import tracked
 from tasks.records import Comparison, Limits, PreparedDataset, Run, Sweep, Trial
 from tasks.reports import comparison as comparison_page
 from tasks.reports import intervals

@@ -15,7 +15,6 @@ from tasks.evaluate import evaluate as evaluate_stage
 from tasks.evaluation import gate
 from tasks.input.order import carve
 from tasks.input.sources import augmented_examples
-from tasks.process.model_loader import LOADER
 from tasks.records import (
     EvaluationResult,
     Limits,
@@ -29,6 +28,7 @@ from tasks.register import register as register_stage
 from tasks.reports import charts, page
 from tasks.reports.tables import history_table
 from tasks.runs import entries, lineage, locks, outcome, repository, resume
+from tasks.serving.model_loader import LOADER
 from tasks.tracking import copier, lifecycle, models
 from tasks.tracking.lifecycle import NewRun, end_crashed
 from tasks.tracking.metrics import MetricWriter, log_metrics, system_metrics

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from tasks import config
-from tasks.process.child import stage_command, stage_environment
-from tasks.records import RolledBack, TrainingResult
+from tasks.records import TrainingResult
+from tasks.strategies.environment import stage_command, stage_environment
 from tasks.system import lifetime
 from tasks.system.child import Child, Message
 from tasks.system.errors import StratagemError, last_line
@@ -95,14 +95,6 @@ class ModelLoader:
 
 LOADER = ModelLoader()
 """The loader of this process."""
-
-
-def roll_back(model: str) -> RolledBack:
-    """Move a registered model's alias `champion` back to the previous champion, see ``register.rollback``."""
-    import_quietly("tasks.register")
-    from tasks.register import rollback
-
-    return rollback(model, LOADER.ask)
 
 
 def _names_only_keras(file: Path) -> bool:
