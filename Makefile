@@ -55,7 +55,7 @@ docs: $(INSTALLED)  ## Write the generated pages of docs/ again, and build the s
 	@$(BIN)/python -m tests.website
 
 # Each in an environment of its own: what they need is no part of the lock. CVE-2025-69872 is of diskcache, which DVC needs and
-# which unpickles what lies in its folder: that is one that only this user can write to (tasks/operations/dvc.py).
+# which unpickles what lies in its folder: that is one that only this user can write to (tasks/runs/dvc.py).
 audit: $(if $(UV),,$(INSTALLED))  ## Ask PyPI for known weaknesses of the locked packages (pip-audit; needs the network)
 	@$(or $(UV),$(BIN)/uv) tool run --from 'pip-audit==$(PIP_AUDIT)' pip-audit --requirement requirements.lock --require-hashes \
 	  --disable-pip --strict --progress-spinner off --ignore-vuln CVE-2025-69872 $(ARGS)
@@ -102,5 +102,5 @@ else
 	  esac; done; }
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 endif
-	@$(BIN)/python -c 'from tasks.operations import dvc; dvc.configure()'
+	@$(BIN)/python -c 'from tasks.runs import dvc; dvc.configure()'
 	@touch $@

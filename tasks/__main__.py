@@ -7,8 +7,8 @@ DVC calls:
 The library (`stratagem.py`) calls:
     locate [MODEL]          prints the paths of a trained model's files; without MODEL, those of the only champion
 
-`Child` in `system/child.py` (on other machines an engine: `process/remote_members.py`) starts processes that answer
-requests, which are JSON lines on standard input; `process/stages.py` is their table:
+`Child` in `system/child.py` (on other machines an engine, see `strategies/engines/remote_members.py`) starts processes
+that answer requests, which are JSON lines on standard input; `process/stages.py` is their table:
     serve                   the stage process, or a cluster's chief
     assist                  a worker that is not the chief: it checks, trains and evaluates
     call                    one request: ends with its answer

@@ -6,10 +6,10 @@ from typing import Any
 
 from tasks import config, records
 from tasks.data import dataset_folder, prepared_data
-from tasks.operations import dvc, dvc_data
+from tasks.operations import dvc_data
 from tasks.process import stages
 from tasks.records import DataDifference, DataQuality, PreparedDataset
-from tasks.runs import lineage, locks, repository
+from tasks.runs import dvc, lineage, locks, repository
 from tasks.system import units
 from tasks.system.errors import UserError, one_of
 

@@ -24,10 +24,10 @@ from configobj import ConfigObj, ConfigObjError
 from packaging.requirements import Requirement
 
 from tasks import config, records
-from tasks.operations import dvc as dvc_settings
 from tasks.operations import preconditions
 from tasks.process import stages
 from tasks.records import Finding, Health, Level
+from tasks.runs import dvc as dvc_settings
 from tasks.runs import listing, outcome, repository
 from tasks.runs.entries import PLACES, find_runs, is_uncopied, read_runs
 from tasks.runs.locks import SCRATCH, crashed_holders, half_written, is_abandoned

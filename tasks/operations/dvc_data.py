@@ -118,7 +118,7 @@ def _bring_up_to_date(
         dataset_folder.note_reader(folder)
         if not force and data_state.is_known(root, name):
             return load_prepared(name) if stage == "prepare" else None
-        from tasks.operations import dvc  # Only now, because most runs find their data up to date.
+        from tasks.runs import dvc  # Only now, because most runs find their data up to date.
 
         for source in dataset_folder.sources_of(name, root):
             source_files.refuse_unreadable(source, root)
@@ -182,7 +182,7 @@ def load_up_to_date(name: str) -> PreparedDataset | None:
         return None
     if data_state.is_known(root, name):
         return prepared
-    from tasks.operations import dvc
+    from tasks.runs import dvc
 
     dvc.configure()
     return prepared if stages.is_up_to_date(target=f"data/{name}/dvc.yaml:prepare") else None

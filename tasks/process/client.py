@@ -81,7 +81,7 @@ def give_places_up(settings: config.Settings) -> None:
 
 def interrupt_other_threads() -> None:
     """Interrupt the stage processes of other threads as Ctrl-C does, and their waits for places."""
-    from tasks.process import remote_members
+    from tasks.strategies.engines import remote_members
 
     remote_members.stop_waiting()
     for thread, (_, processes) in [*_running.items()]:

@@ -28,8 +28,8 @@ from tasks.system.child import Child, Message
 from tasks.system.errors import Interrupted, Preempted, ProcessDied, StratagemError, Terminated, UserError
 
 if TYPE_CHECKING:  # A process without a cluster does not need them.
-    from tasks.process.remote_members import Allocation, PlacedProcess
     from tasks.strategies.engines.isolation import Network
+    from tasks.strategies.engines.remote_members import Allocation, PlacedProcess
 
 START_SECONDS = 300.0
 """The maximum time from a request to the first heartbeat of a process that builds the strategy: it includes imports on
@@ -119,7 +119,7 @@ class StageProcesses:
         self._replies = SimpleQueue()
         engine = engines.find_placing(self.cluster) if self.cluster is not None else None
         if self.cluster is not None and engine is not None:
-            from tasks.process.remote_members import Allocation
+            from tasks.strategies.engines.remote_members import Allocation
 
             if self._placement is not None:
                 self._placement.close()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tasks import evaluate as evaluation
     from tasks import register as registration
     from tasks import train as training
-    from tasks.operations import dvc_program
+    from tasks.process import dvc_program
     from tasks.reports import page
     from tasks.serving import export as exporting
     from tasks.serving import predict as predicting
@@ -58,7 +58,7 @@ else:
     evaluation, training = _Elsewhere("tasks.evaluate"), _Elsewhere("tasks.train")
     experiments, tracked = _Elsewhere("tasks.experiments"), _Elsewhere("tasks.tracked")
     exporting, step_time = _Elsewhere("tasks.serving.export"), _Elsewhere("tasks.training.step_time")
-    download, dvc_program = _Elsewhere("tasks.download"), _Elsewhere("tasks.operations.dvc_program")
+    download, dvc_program = _Elsewhere("tasks.download"), _Elsewhere("tasks.process.dvc_program")
     lifecycle, models = _Elsewhere("tasks.tracking.lifecycle"), _Elsewhere("tasks.tracking.models")
     registry, copier = _Elsewhere("tasks.tracking.registry"), _Elsewhere("tasks.tracking.copier")
     predicting, server = _Elsewhere("tasks.serving.predict"), _Elsewhere("tasks.serving.server")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.operations import dvc
+from tasks.runs import dvc
 from tasks.system.errors import StratagemError
 
 
@@ -69,7 +69,7 @@ def test_dvc_keeps_its_cache_in_the_project(site, run):
 
 
 def test_a_damaged_database_of_dvc_is_named_with_its_fix(project):
-    from tasks.operations import dvc_program  # It imports DVC.
+    from tasks.process import dvc_program  # It imports DVC.
 
     damaged = project / ".dvc/site/repo/1/hashes/local/cache.db"
     with sqlite3.connect(project / "whole.db") as whole:

@@ -13,8 +13,9 @@ from filelock import FileLock
 
 from tasks import config
 from tasks.data import dataset_folder
-from tasks.operations import dvc, dvc_data
+from tasks.operations import dvc_data
 from tasks.process import stages
+from tasks.runs import dvc
 from tasks.system.errors import StratagemError, UserError
 
 

@@ -94,7 +94,7 @@ def find_placing(cluster: config.Cluster) -> str | None:
     """Return the module that talks to an engine which chooses other machines for the members, else None.
 
     The launcher of such an engine, such as `ray`, also has `ENGINE`, the name of this module, which
-    `process.remote_members` runs in a separate process.
+    `remote_members` runs in a separate process.
     """
     found: str | None = getattr(find_launcher(cluster), "ENGINE", None)
     return found

@@ -1,6 +1,6 @@
 """A cluster whose members Ray places on its nodes and watches; training, checkpoints and restarts do not use Ray.
 
-As a launcher this module does not import Ray. `process.remote_members` runs it as a program, in a separate process,
+As a launcher this module does not import Ray. `remote_members` runs it as a program, in a separate process,
 because Ray handles SIGTERM itself and ends a process whose cluster has lost its head node. The program reads JSON lines
 from standard input: first what to place, then calls of the members' actors. It answers on standard output. When its
 input closes, it ends all members that it has placed, and exits.

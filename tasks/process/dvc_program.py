@@ -20,7 +20,7 @@ from dvc.exceptions import DownloadError, DvcException, FileTransferError
 from dvc.repo import Repo
 
 from tasks import config
-from tasks.operations import dvc
+from tasks.runs import dvc
 from tasks.system import errors, messages, network
 from tasks.system.errors import StratagemError, UserError, causes
 
