@@ -1,4 +1,4 @@
-"""The stages as the stage process runs them: each logs its result to MLflow, then writes its record.
+"""The stages of a run, as the stage process runs them: each logs its result to MLflow, then writes its record.
 
 The record is written last, because a resumed run does not repeat a stage with a record.
 """
@@ -162,14 +162,14 @@ def evaluate(
     # A comparison does not show the importance of features, and measures only the strategy's time.
     result = evaluate_stage(settings, prepared, training, with_importance=run.parent_run_id is None)
     folder = config.project_root() / run.folder
-    files = [outcome.save(run, result)]
+    pictures = []
     examples = augmented_examples(settings, prepared)
     if examples is not None:
         path = folder / "report" / "augmented_examples.png"
         title = f"{run.name}: training images and what augmentation makes of them"
-        files.append(charts.augmented_examples(examples, settings.input.augmentation).save(path, title))
+        pictures.append(charts.augmented_examples(examples, settings.input.augmentation).save(path, title))
     log_metrics(run, result.metrics)
-    log_files(run, files, "evaluation")
+    log_files(run, [*pictures, outcome.save(run, result)], "evaluation")
     return result
 
 

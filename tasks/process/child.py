@@ -1,5 +1,4 @@
-"""Sets up a process of the project, and calls a single stage in a child process, whose errors are raised again in this
-process, with the same classes."""
+"""Sets up every process of the project, and calls a single stage in a child process, whose errors it raises again."""
 
 import contextlib
 import getpass

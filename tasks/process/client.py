@@ -1,6 +1,6 @@
 """Sends the requests of `stages` to the stage process (`serve`), and has functions for stages that need further steps.
 
-The stage process imports its framework once and then serves train, evaluate and register. It starts as early as
+The stage process imports its framework once and then runs one stage after another. It starts as early as
 possible, so that its imports overlap with the start of Prefect and DVC. In a cluster, it is the chief.
 """
 

@@ -64,8 +64,8 @@ class _Lost(Exception):
 class StageProcesses:
     """The process that runs the stages, and the other members of its cluster.
 
-    When a member is lost during a request, all members are restarted, and the training continues from its latest
-    checkpoint. A lost worker of parameter servers is restarted alone.
+    If a member is lost during a stage in which all workers take part, all members restart, and the training continues
+    from its latest checkpoint. A lost worker of parameter servers restarts alone.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class StageProcesses:
         return process, reply
 
     def _lose(self, process: OneProcess, what: str) -> None:
-        """Restart a worker of parameter servers on its own port; the loss of any other member ends all of them."""
+        """Restart a worker of parameter servers on its own port; for any other member, raise ``_Lost``."""
         reason = f"{process.member.name} {what}"
         if self.cluster is None or (process.entry, process.member.job) != ("tf_server", "worker"):
             raise _Lost(reason)
@@ -380,7 +380,7 @@ class StageProcesses:
         _print(f"{reason}; all {count} processes restart{left} ({len(self.restarts)} of {most}); logs: {self.logs}")
 
     def _interrupt(self) -> str | None:
-        """Stop the running stage, a training after a checkpoint, and return its message.
+        """Stop the running stage, and return its message; a training first saves a checkpoint.
 
         The chief continues to serve, so that it can end the run properly. A second signal kills all processes.
         """

@@ -1,6 +1,8 @@
-"""Calls DVC's Python interface in a separate process: prepares data, pushes them to DVC's remote, or pulls them.
+"""Functions that call DVC's Python interface, each in its own process: they prepare data, push them to DVC's remote, or
+pull them.
 
-A stage writes its own error to the file STRATAGEM_ERROR; DVC's own errors are recognised by their classes.
+A stage that DVC runs writes its own error to the file STRATAGEM_ERROR; DVC's own errors are recognised by their
+classes.
 """
 
 import contextlib

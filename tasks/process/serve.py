@@ -1,5 +1,6 @@
-"""The stage process, a worker, a process for one call, or a TensorFlow server: reads requests from standard input and
-writes answers to standard output, both as JSON lines. `client` and `child` are the other side of the protocol."""
+"""The stage process, a worker or a process for one call reads requests from standard input and writes answers to
+standard output, both as JSON lines; a TensorFlow server only writes heartbeats. `client` and `child` are the other side
+of the protocol."""
 
 import contextlib
 import json
@@ -111,8 +112,8 @@ def serve(entry: str) -> None:
     """Answer requests until standard input closes.
 
     Args:
-        entry: ``serve`` also tracks, evaluates and registers; ``assist`` is another worker; ``call`` answers one
-            request.
+        entry: ``serve`` runs every stage; ``assist`` is another worker, which checks, trains and evaluates; ``call``
+            answers one request.
     """
     answers = Answers()
     if entry == "serve" and (log := os.environ.get("STRATAGEM_LOG")):

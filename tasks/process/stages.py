@@ -1,5 +1,5 @@
-"""The table of stages: everything that a command can run in another process. `client` and `child` send the requests,
-and `serve` answers them; a new stage is one row.
+"""The table of stages: every function that a command can call in another process. `client` and `child` send the
+requests, and `serve` answers them; a new stage is one row.
 
 The stage process has the environment for certain settings and serves one stage after another; a call has its own
 process for a single request.
@@ -93,7 +93,8 @@ class Stage(Generic[P, Output]):
     """Whether a framework's start-up messages are held back while its module is imported."""
     ends_itself: bool = False
     """Whether its own process has its own process group, and receives SIGTERM and time to end its children when this
-    command is interrupted. All others read from the terminal, and are killed."""
+    command is interrupted. All others stay in this command's group, so that they can read from the terminal, and are
+    killed."""
 
     def __call__(self, *unnamed: P.args, **given: P.kwargs) -> Output:
         """Run it in the stage process of this command (``client.call``) or in its own process (``child.call``). The

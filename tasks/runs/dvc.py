@@ -18,7 +18,7 @@ BUSY_SECONDS = 600.0
 
 @contextlib.contextmanager
 def at_work(root: Path, seconds: float | None = None) -> Iterator[None]:
-    """Hold the lock for DVC in a project: a second command waits for it, but DVC itself would fail at once.
+    """Hold the lock for DVC in a project: a second command waits for it, where DVC would fail at once.
 
     Args:
         root: the project's folder.

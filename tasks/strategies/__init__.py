@@ -1,4 +1,5 @@
-"""Strategies by kind: each file is named after its kind, and its ``build`` makes a ``Strategy`` from the settings."""
+"""Strategies by kind: each file is named after its kind, and its ``build`` makes a ``Strategy`` from the settings.
+`environment` has the environment of the processes, `engines` their places."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The command and the environment of a process that runs stages: Keras' backend, and the devices of JAX."""
+"""The command and the environment of our processes: Keras' backend, JAX's devices, MLflow's client, TMPDIR and PATH."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ MIN_JAX_THREADS = 32
 
 
 def stage_command(*arguments: str) -> list[str]:
-    """Return the command of a stage of `python -m tasks`."""
+    """Return the command `python -m tasks ARGUMENTS`."""
     return [sys.executable, "-m", "tasks", *arguments]
 
 
@@ -26,7 +26,7 @@ def stage_environment(settings: config.Settings | None) -> dict[str, str]:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         # By default, MLflow's client retries for minutes if a server hangs.
         "MLFLOW_HTTP_REQUEST_TIMEOUT": os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", "10"),
-        # A retry after a lost reply would create a second run for the same training. tracking/ checks first.
+        # A retry after a lost reply would create a second run for the same training: tracking/ first looks for the run.
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "MLFLOW_LOGGING_LEVEL": os.environ.get("MLFLOW_LOGGING_LEVEL", "WARNING"),
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
@@ -35,7 +35,7 @@ def stage_environment(settings: config.Settings | None) -> dict[str, str]:
         "TMPDIR": str(temporary.folder()),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
-    # Stages do not need these, and one is a key; the stage process starts before they are set.
+    # Stages do not need these, and two are passwords; the command sets them after the stage process has started.
     for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
         environment.pop(name, None)
     environment.pop("STRATAGEM_ERROR", None)  # The file for this process's own error.

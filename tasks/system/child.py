@@ -16,7 +16,7 @@ from typing import IO, Any
 from tasks.system import lifetime
 
 END_SECONDS = 40.0
-"""The time for a server to end before this process kills it."""
+"""The time for DVC or a server to end before this process kills it."""
 
 Message = dict[str, Any]
 

@@ -17,7 +17,7 @@ import keras
 import psutil
 import pytest
 
-from tasks import config, experiments, records
+from tasks import config, experiments, records, tracked
 from tasks.runs import entries, lineage, locks, outcome
 from tasks.serving import raw_model
 from tasks.system.errors import StratagemError, UserError
@@ -241,6 +241,23 @@ def test_without_git_and_dvc_a_run_says_so(store: Path) -> None:
     assert run.experiment == "My runs"
     assert not {"mlflow.source.git.commit", "git_dirty", "data_version"} & found.data.tags.keys()
     assert {len(one.dataset.digest) for one in found.inputs.dataset_inputs} == {36}
+
+
+def test_an_evaluation_that_is_killed_before_its_metrics_are_in_mlflow_is_repeated(
+    run: records.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = outcome.load(made_up.run(*made_up.classification()), records.EvaluationResult)
+    settings = config.load(overrides=["register.enabled=false"])
+
+    def killed(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    for name, stand_in in {"evaluate_stage": lambda *_, **__: measured, "augmented_examples": lambda *_: None}.items():
+        monkeypatch.setattr(tracked, name, stand_in)
+    monkeypatch.setattr(tracked, "log_metrics", killed)
+    with pytest.raises(KeyboardInterrupt):
+        tracked.evaluate(settings, prepared=PREPARED, training=None, run=run)  # type: ignore[arg-type]
+    assert outcome.load(run, records.EvaluationResult) is None, "a resumed run skips a stage that has a record"
 
 
 def test_a_folder_whose_name_mlflow_cannot_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

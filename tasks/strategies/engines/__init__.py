@@ -1,7 +1,8 @@
 """Launchers by name: which processes of a cluster this command starts, and the environment of each.
 
-`strategy.launcher` names a file of this folder. `local` makes a cluster on this machine, `ray` on the nodes of a Ray
-cluster; the other launchers find this process's place in a cluster that someone else starts. Each file has
+`strategy.launcher` names a file of this folder. `local` makes a cluster on this machine (`isolation` its network),
+`ray` on the nodes of a Ray cluster (`remote_members` calls it); the other launchers find this process's place in a
+cluster that someone else starts. Each launcher has
 
 - `members(section)`: the processes to start, new in each call; the chief, if included, is the first;
 - `STARTS_ALL`: whether these are all members of the cluster, so that this command can restart it;

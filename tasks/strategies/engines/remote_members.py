@@ -1,5 +1,5 @@
-"""The members of a cluster on other machines. A local process lets an engine start them: it runs the module that
-`engines.find_placing` returns."""
+"""The members of a cluster on other machines. A process on this machine lets an engine start them: it runs the module
+that `engines.find_placing` names."""
 
 import contextlib
 import os
@@ -111,7 +111,7 @@ class Allocation(Child):
 
 
 class PlacedProcess:
-    """A member of a cluster on another machine, the counterpart of `MemberProcess`."""
+    """A member of a cluster on another machine, the counterpart of `cluster.MemberProcess`."""
 
     begun = False
     silent_seconds = 0.0
