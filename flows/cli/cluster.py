@@ -95,7 +95,7 @@ def cancel(job: str = JOB) -> None:
 
     found = submission.find_job(job)
     submission.find_engine(found.engine).cancel(found)
-    print(f"canceling job {found.id}; `stratagem jobs` shows its state")
+    print(f"cancelling job {found.id}; `stratagem jobs` shows its state")
 
 
 def plan(
@@ -200,8 +200,8 @@ def plan(
             f"{found.failures_a_day:,.3g} per day; a restart takes {units.duration(found.restart_seconds or 0)}"
         )
         lines["best"] = f"a checkpoint every {units.duration(found.best_interval_seconds)}: "
-        lines["best"] += f"{shown('best_goodput', share)} of the time counts"
-        lines["settings"] = "unknown, like the time between their checkpoints"
+        lines["best"] += f"{shown('best_goodput', share)} of the time is useful"
+        lines["settings"] = "unknown, because the time between checkpoints is unknown"
         if found.goodput is not None:
             lines["settings"] = f"{every}: {shown('goodput', share)}"
     if measured is not None:

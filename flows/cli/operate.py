@@ -145,7 +145,7 @@ def reconcile() -> Result:
     for record in ended:
         print(f"{record.what} is now {record.status}: {record.reason}")
     for run_id in kept:
-        print(f"run {run_id} is not completely on the MLflow server: it does not answer, or is not set")
+        print(f"run {run_id} is not completely copied: the MLflow server does not answer, or is not set")
     if not ended and not kept:
         print("There is nothing to record.")
 

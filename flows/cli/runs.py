@@ -247,7 +247,7 @@ def prune(
         print(f"kept: {more:,} more (--json shows all)")
     if done.unfinished:
         were = "run that failed or was killed" if done.unfinished == 1 else "runs that failed or were killed"
-        print_text(f"kept: {done.unfinished:,} {were} and can be resumed (--unfinished prunes them too)")
+        print_text(f"kept: {done.unfinished:,} {were}, which can still be resumed (--unfinished prunes them too)")
     what = f"the checkpoints and models of {units.count(len(done.pruned), 'run')}: {units.size(done.bytes)}"
     if not done.pruned:
         print("There is nothing to remove.")
@@ -294,7 +294,7 @@ def trace(
     yield found
     link = found.link
     root = Tree(_label(link, whole=True), guide_style="none", highlight=False)
-    for title, links in (("made from", link.up), ("made from it", link.down)):
+    for title, links in (("derived from", link.up), ("derived from it", link.down)):
         if links:
             _grow(root.add(title), links)
     print_text(root)

@@ -49,10 +49,10 @@ LOOPS = option(
     complete=completion.loop_lists,
     default="fit,custom",
 )
-RUN_ID = run_argument("Its id or the first characters of it, or `latest`, the default.", default=None)
+RUN_ID = run_argument("A run's id or its first characters; by default `latest`.", default=None)
 REPEATS = option(
     "--repeats",
-    "How often to train each, in rounds with a seed each; by default twice, or once if a round takes over 10 minutes.",
+    "Number of rounds, each with its own seed; by default 2, or 1 if a round takes over 10 minutes.",
     "N",
     min=1,
 )
@@ -265,8 +265,8 @@ def sweep(
 ) -> Result:
     """Search for settings with Optuna, and train the best again.
 
-    Trains the best settings again on all examples, and registers that model if it passes the gate. If a sweep is
-    killed, the same command continues it with the same trials. docs/sweep.md describes the format of a space.
+    Trains the best settings on the training and validation examples, and registers that model if it passes the gate.
+    If a sweep is killed, the same command continues it with the same trials. docs/sweep.md has the format of a space.
     """
     from flows import plan
     from tasks import config, sweeps

@@ -122,7 +122,7 @@ def devices(root: Path) -> Iterator[Remark]:
                 refused.append(error(f"params.yaml: {why}", "stratagem run --set strategy.kind=one_device"))
             else:
                 refused.append(ok(f"not available: {kind} ({str(why).partition('. ')[0]})"))
-    yield ok(f"strategies that nothing rules out here: {', '.join(allowed) or 'none'}")
+    yield ok(f"available strategies: {', '.join(allowed) or 'none'}")
     yield from refused
 
 
@@ -220,7 +220,7 @@ def _datasets(root: Path) -> Iterator[Remark]:
             yield error(f"{damaged} is damaged", f"rm {_quoted(damaged)}; the next run makes it again")
         if prepared.exists() and records.load_or_none(records.PreparedDataset, prepared) is None:
             fix = f"stratagem data prepare --set dataset.name={name} --force"
-            yield error(f"{prepared} is damaged or of another version", fix)
+            yield error(f"{prepared} is damaged, or another version of Stratagem wrote it", fix)
     count = sum((root / "data" / name / "prepared" / "manifest.json").exists() for name in names)
     yield ok(f"{units.count(len(names), 'dataset')} in data/, {count} prepared")
 
@@ -393,7 +393,7 @@ def packages(root: Path) -> Iterator[Remark]:
         fix = "make setup" if own else f"pip install --no-deps --require-hashes -r {_quoted(lock)}"
         yield warning(f"versions that differ from requirements.lock: {listed(others, 5)}", fix)
     if not missing and not others:
-        yield ok(f"the locked versions: all {known} of requirements.lock{'' if own else ' that are installed'}")
+        yield ok(f"all {known} pins of requirements.lock{'' if own else ' that are installed'} match")
 
 
 def settings(root: Path) -> Iterator[Remark]:

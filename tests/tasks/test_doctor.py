@@ -72,7 +72,7 @@ GIT_IGNORES = "git check-ignore -v data/digits/{} shows the line of .gitignore: 
         ("dvc", "error", ".dvc/config", "[core", ".dvc/config cannot be read", "git checkout .dvc/config"),
         ("dvc", "error", ".dvc/tmp/rwlock", '{"half', "rwlock is damaged", "rm "),
         ("dvc", "error", ".dvc/site/repo/1/hashes/cache.db", "garbage", "cache.db is damaged, so DVC refuses", "rm "),
-        ("dvc", "error", "data/digits/prepared/manifest.json", "{", "prepared/manifest.json is damaged or",
+        ("dvc", "error", "data/digits/prepared/manifest.json", "{", "prepared/manifest.json is damaged, or",
          "stratagem data prepare --set dataset.name=digits --force"),
         ("dvc", "error", "data/digits/raw/manifest.json", "{", "raw/manifest.json is damaged", "rm "),
         ("dvc", "error", "data/digits/raw/digits/1.0.0/dataset_info.json", "{", "dataset_info.json is damaged", "rm "),
@@ -134,7 +134,7 @@ def test_packages_of_a_project_without_a_lock(project, look, tmp_path, code_in):
     missing = "no-such-package-of-ours==1.0 \\\n    --hash=sha256:00\n"
     (brought / "requirements.lock").write_text(lock + missing)
     found = doctor.examine(["packages"]).findings
-    assert [(one.level, one.text.endswith("that are installed")) for one in found] == [("ok", True)]
+    assert [(one.level, "that are installed match" in one.text) for one in found] == [("ok", True)]
     (brought / "requirements.lock").write_text(lock.replace("\nrich==", "\nrich==0.", 1))
     text, fix = look("packages", "warning")
     assert text.startswith("versions that differ from requirements.lock: rich ")
