@@ -16,6 +16,7 @@ from tasks import config
 from tasks.data import dates, splits
 from tasks.data.encoding import cells
 from tasks.data.samples import (
+    LOOKED_AT,
     MAX_CLASSES,
     WITH_UNIT,
     Sample,
@@ -233,10 +234,11 @@ def _kind(sample: Sample, dataset: config.Table) -> _Guess:
     if sample.is_nested:
         return _Guess("ignore", "nested values")
     distinct = len(set(present))
+    rows = "all rows" if sample.is_whole else f"the first {LOOKED_AT:,} rows"
     if not told and distinct < 2:
-        return _Guess("ignore", "no values")
+        return _Guess("ignore", "no values" if sample.is_whole else f"no values in {rows}")
     if distinct == 1 and len(values) > 1 and len(present) == len(values):
-        return _Guess("ignore", "the same in all rows")
+        return _Guess("ignore", f"the same in {rows}")
     if told and bool not in map(type, told):
         form = dates.compact_format(told)
         if form is None and sample.are_numbers(dates.MISTAKES):
@@ -244,7 +246,8 @@ def _kind(sample: Sample, dataset: config.Table) -> _Guess:
         if form is None and not dates.are_seasons(told) and dates.are_iso(told):
             return _Guess("datetime", "; ".join(sample.absent()))
         if (form := form or format_of(sample, dataset)) is not None:
-            return _Guess("datetime", "; ".join([f"written as {form}", *sample.absent()]), form)
+            years = ["two-digit years are 1969 to 2068"] * ("%y" in form)
+            return _Guess("datetime", "; ".join([f"written as {form}", *years, *sample.absent()]), form)
     texts = spellings(present)
     if sum(texts[text] for text in texts if PICTURES.fullmatch(text)) >= (1 - dates.MISTAKES) * len(present):
         return _Guess("image")
@@ -269,7 +272,8 @@ def _kind_of_numbers(sample: Sample, dataset: config.Table) -> _Guess:
     present, count = sample.present, len(sample.values)
     # 01234 is a code, such as a postal code.
     if re.search(r"^0\d+$", sample.lines, re.MULTILINE):
-        return _Guess("category")
+        is_id = len(set(present)) == count >= FEWEST
+        return _Guess("ignore", "a different value in each row") if is_id else _Guess("category")
     # Only plain whole numbers without a missing value can be identifiers.
     if len(present) == count and all(map(WHOLE_NUMBER.fullmatch, map(str.strip, map(str, present)))):
         numbers = np.array([float(value) for value in present])

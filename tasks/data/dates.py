@@ -39,7 +39,10 @@ ISO_START = re.compile(r"\d{4}[-/.]|\d{8}T\d{4}")
 DATE = re.compile(
     r"(\d{4}([-/.])\d\d?\2\d\d?|\d\d?([-/.])\d\d?\3\d{4})"
     r"(\D\s?\d\d?[:.]\d\d\S*(\s([ap]\.?m\.?|[A-Z]{2,4}|Uhr|(GMT|UTC)?[+-]\d\S*))*)?"
+    r"|\[?\d\d?(\.?[ -]|\.|/)([^\W\d]{3,}\.?|[^\W\d]{3})[ /-]((19|20)\d\d|\d\d)(:\d\d.*)?"
+    r"|[^\W\d]{3,}\.? \d\d?(st|nd|rd|th)?,? (19|20)\d\d"
 )
+"""Dates, also in words of any language."""
 SEASON = re.compile(r"\d\d(\d\d)[-/](\d\d)")
 
 

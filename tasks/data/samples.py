@@ -27,6 +27,10 @@ MOST_HEADER_ROWS = 4
 NEGATIVE = r"[\d%]\s*[-)]\s*$"
 """A number with a trailing minus, or in parentheses."""
 TRUTHS = {"1": "true", "0": "false", "t": "true", "f": "false", "y": "yes", "n": "no"}
+MARKED = re.compile(r"[.,]\d|\d[.,]\W*$")
+"""A number with a decimal mark, or with a mark between thousands."""
+SIGNS = {"EUR": "€", "USD": "$", "US$": "$", "GBP": "£", "INR": "₹", "Rs": "₹", "CHF": "Fr", "PLN": "zł", "CZK": "Kč"}
+"""The signs of currencies by their codes."""
 WITH_UNIT = re.compile(
     rf"{cells.CURRENCY}?[+-]?\d+(?:[.,\s]\d+)*\s*((?:sq\.? |°)?(?:[^\W\d_]|[$€£])+(?:/[^\W\d_]+)?\.?|°)"
 )
@@ -49,6 +53,8 @@ class Sample:
     decimal: str = "."
     unit: str | None = None
     """What follows each number; ``told`` is without it."""
+    is_whole: bool = True
+    """Whether the table has no other rows."""
 
     @cached_property
     def lines(self) -> str:
@@ -75,12 +81,14 @@ class Sample:
         texts = lines.split("\n")
         found = re.findall(f"{cells.CURRENCY}|%", re.sub(r"\d[\d.,\s-]*", " ", lines))
         marks = {mark.removesuffix(".") for mark in found}
-        if len(currencies := sorted(marks - {"%"})) > 1:
+        if len(currencies := sorted({SIGNS.get(mark, mark) for mark in marks} - {"%"})) > 1:
             raise UserError(
                 f"dataset.source = '{dataset.source}': the column '{self.name}' has numbers in several currencies: "
                 f"{listed([repr(one) for one in currencies])}. Convert them to one"
                 f"{as_words(self.name, dataset)}"
             )
+        if "%" in marks:
+            self._refuse_shares(texts, dataset)
         written = {mark: re.escape(mark) for mark in sorted(marks)}
         thousands = {*re.findall(rf"\d([{',' if self.decimal == '.' else '.'}'\u2019 ])\d{{3}}(?!\d)", lines)}
         written |= {f"{mark!r} between thousands": rf"\d{re.escape(mark)}\d{{3}}(?!\d)" for mark in sorted(thousands)}
@@ -95,6 +103,18 @@ class Sample:
             ]
             + [*self._codes(), *self.absent()]
         )
+
+    def _refuse_shares(self, texts: Sequence[str], dataset: config.Table) -> None:
+        """Refuse percentages beside shares of 1: 45% is read as 45, and 0.45 as 0.45."""
+        shares = [one for one in texts if "%" not in one and replace(self, told=[one]).are_numbers()]
+        values = np.abs(cells.numbers(shares, "", self.decimal))
+        if (values % 1 > 0).any() and (values <= 1).all():
+            percentage = next(one for one in texts if "%" in one)
+            raise UserError(
+                f"dataset.source = '{dataset.source}': the column '{self.name}' has percentages such as "
+                f"'{percentage}' and numbers up to 1 such as '{shares[int((values % 1 > 0).argmax())]}', which may be "
+                f"shares. Write all in the same way{as_words(self.name, dataset)}"
+            )
 
     def _codes(self) -> Iterator[str]:
         """Yield notes about numbers such as -999 that may mean a missing value."""
@@ -128,6 +148,7 @@ def look(file: TableFile, names: Iterable[str], dataset: config.Table) -> dict[s
             found[name] += cells.rows_of(values[: LOOKED_AT - len(found[name])])
         if num_rows_of(found) >= LOOKED_AT:
             break
+    is_whole = num_rows_of(found) < LOOKED_AT
     missing_in = {name: cells.is_missing(values, dataset.not_missing) for name, values in found.items()}
     kept = ~np.all(list(missing_in.values()), 0)  # Not a row without any value.
     samples = {}
@@ -137,7 +158,7 @@ def look(file: TableFile, names: Iterable[str], dataset: config.Table) -> dict[s
         present = [value for value, absent in zip(values, missing, strict=True) if not absent]
         stripped = [value.strip() if isinstance(value, str) else value for value in present]
         told = [value for value in stripped if not cells.is_no_number(value)]
-        samples[name] = _without_unit(Sample(name, values, present, told))
+        samples[name] = _without_unit(Sample(name, values, present, told, is_whole=is_whole))
     return samples
 
 
@@ -188,7 +209,7 @@ def decimal_mark(dataset: config.Table, looked: Iterable[Sample], delimiter: str
         are_words.update(dataset.target)
     for sample in looked:
         texts = [value for value in sample.told if isinstance(value, str)]
-        marked = [text for text in texts if "," in text or "." in text]
+        marked = [text for text in texts if MARKED.search(text)]
         if not marked or sample.name in are_words:
             continue
         readings: list[str] = []
@@ -222,7 +243,7 @@ def decimal_mark(dataset: config.Table, looked: Iterable[Sample], delimiter: str
         )
     if commas_there:
         return ","
-    return "." if any("," in one for one in either.values()) else None
+    return "." if points or any("," in one for one in either.values()) else None
 
 
 def as_words(name: str, dataset: config.Table) -> str:

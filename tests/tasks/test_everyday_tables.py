@@ -185,7 +185,7 @@ def test_points_between_three_digits_are_asked_about_in_a_file_with_semicolons()
         prepared, _ = prepare(content.replace(",", ";"), decimal=decimal)
         assert numbers_of(prepared, "own").mean() == pytest.approx(mean)
     content = content.replace("2.500", "0.500", 1)
-    assert guess(content.replace(",", ";"))[0].decimal is None, "0.500 has no thousands"
+    assert guess(content.replace(",", ";"))[0].decimal == ".", "0.500 has no thousands"
 
 
 @pytest.mark.parametrize(("texts", "message", "answers"), ASKED)
@@ -498,9 +498,11 @@ def test_a_column_of_words_says_which_may_mean_a_missing_value():
     assert "20 of 40 rows of 'end' are '.c' or '.h', read as a value" in said
 
 
-def test_percents_beside_fractions_are_counted():
-    _, said = guess(csv_of(own=times_of(["45%", "0.31", "0.5", "7%"])))
+def test_percents_beside_other_numbers_are_counted_and_beside_shares_asked_about():
+    _, said = guess(csv_of(own=times_of(["45%", "31.5", "0.5", "7%"])))
     assert "own (numbers with % in 20 of 40 rows)" in said
+    with pytest.raises(UserError, match=r"percentages such as '45%' and numbers up to 1 such as '0.31', which may be"):
+        guess(csv_of(own=times_of(["45%", "0.31", "0.5", "7%"])))
 
 
 @pytest.mark.parametrize(
@@ -634,8 +636,8 @@ HEADERS = [
 def test_no_row_is_lost_below_a_header_of_several_lines(title, delimiter):
     content = csv_of(label=LABELS).replace("label,plain", '"label",' + quoted("plain\n(cm)")).replace(",", delimiter)
     prepared, _ = prepare(title + content)
-    np.testing.assert_allclose(numbers_of(prepared, "plain\n(cm)"), sorted(map(float, PLAIN)))
-    assert read_again("plain\n(cm)", "number")[0] == PLAIN
+    np.testing.assert_allclose(numbers_of(prepared, "plain (cm)"), sorted(map(float, PLAIN)))
+    assert read_again("plain (cm)", "number")[0] == PLAIN
 
 
 @pytest.mark.parametrize(("above", "said"), HEADERS)
@@ -1078,3 +1080,78 @@ def test_a_prediction_reads_a_file_as_the_training_did(name):
     content, values = WHOLE[name]
     prepared, _ = prepare(content, **values)
     compare_readings(prepared)
+
+
+@pytest.mark.parametrize("target", ["label", "own"])
+def test_a_comma_that_only_later_rows_have_is_asked_about(target):
+    texts = [str(row * row % 977) for row in range(10_000)] + ["1,234", "2,500"]
+    content = csv_of(own=texts, plain=times_of(["1", "2", "4"], 10_002), label=times_of(["tall", "short"], 10_002))
+    with pytest.raises(UserError, match=r"'own' has '1,234' in row 10001, .* Its comma may be"):
+        prepare(content, target=target)
+    prepared, _ = prepare(content, decimal=".")
+    assert numbers_of(prepared, "own").max() == 2500
+
+
+def test_what_the_first_rows_lack_is_said_of_these_rows_alone():
+    Path("own.jsonl").write_text(
+        "".join(f'{{"x": {row % 7}, "label": "{"ab"[row % 2]}"}}\n' for row in range(10_000))
+        + '{"x": 1, "label": "a", "extra": 5, "same": 1}\n'
+    )
+    dataset, lines = table.guess(
+        config.describe({"kind": "table", "name": "own", "source": "own.jsonl", "target": "label"}, "test")
+    )
+    assert dataset.columns["extra"].kind == "ignore"
+    assert "no values in the first 10,000 rows" in " ".join(lines)
+
+
+def test_two_digit_years_are_said_to_be_of_a_century():
+    _, said = guess(csv_of(born=times_of(["17/05/45", "30/11/68", "04/01/52"])))
+    assert "written as %d/%m/%y; two-digit years are 1969 to 2068" in said
+
+
+def test_codes_with_leading_zeros_that_all_differ_are_identifiers():
+    dataset, said = guess(csv_of(customer=[f"{row:05}" for row in range(40)], zip=times_of(["01067", "01069"])))
+    assert (dataset.columns["customer"].kind, dataset.columns["zip"].kind) == ("ignore", "category")
+    assert "customer (a different value in each row)" in said
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["12. März 2023", "3. Mai 2022", "30. Juli 2021"],
+        ["3 janv. 2023", "12 févr. 2021", "7 avr. 2022"],
+        ["03-ene-23", "05-dic-22", "17-ago-21"],
+        ["March 3rd, 2021", "June 22nd, 2020", "May 1st, 2021"],
+        ["[03/Mar/2024:04:30:00 +0200]", "[04/Mar/2024:05:31:10 +0200]", "[05/Mar/2024:06:30:20 +0200]"],
+    ],
+)
+def test_dates_in_other_words_are_words_and_that_is_said(texts):
+    dataset, said = guess(csv_of(own=times_of(texts)))
+    assert dataset.columns["own"].kind == "category"
+    assert "own (words, because no form of a date fits all values)" in said
+
+
+def test_a_comma_in_words_asks_nothing_about_numbers():
+    own = [*map(str, range(39)), "ask, please"]
+    assert guess(csv_of(own=own, plain=times_of(["1", "2"])))[0].decimal is None
+    with pytest.raises(UserError, match=r"--set dataset.header_rows=2"):
+        guess(csv_of(own=["How old, are you?", *own[:-1]], plain=["How many?", *PLAIN[1:]]))
+
+
+@pytest.mark.parametrize("texts", [["EUR 12", "12 €"], ["USD 5", "US$ 7", "$ 9"], ["GBP 3", "£ 4"]])
+def test_a_currency_in_two_spellings_is_one(texts):
+    assert guess(csv_of(own=times_of(texts)))[0].columns["own"].kind == "number"
+
+
+def test_a_space_before_a_quote_in_any_row_is_skipped():
+    lines = [f'{row}, "a, b {row % 3}", {"xy"[row % 2]}' for row in range(40)]
+    content = "\n".join(["n,text,label", *lines])
+    prepared, _ = prepare(content)
+    assert sum(split.num_examples for split in prepared.splits.values()) == 40
+    assert read_again("text", "text")[0][:2] == ["a, b 0", "a, b 1"]
+
+
+def test_the_question_about_a_quote_shows_its_text():
+    content = "n,text,label\n" + "".join(f'{row},"good, {row}\n{row},bad",a\n' for row in range(20))
+    with pytest.raises(UserError, match=r"line 2 opens a quote that line 3 closes, '0,\"good, 0"):
+        guess(content)

@@ -475,12 +475,13 @@ def names_of(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _name(text: str) -> str:
-    return unicodedata.normalize("NFC", text.strip())
+    """Return the name of a column; a line break in it, as of Excel's Alt+Enter, is a space."""
+    return unicodedata.normalize("NFC", re.sub(r"\s*[\r\n]\s*", " ", text.strip()))
 
 
 def skips_spaces(lines: Sequence[str], delimiter: str) -> bool:
-    """Return whether the first line has spaces between a delimiter and a quote: ``"name", "age"``."""
-    return bool(lines) and re.search(rf'"{re.escape(delimiter)} +"', lines[0]) is not None
+    """Return whether one of the first lines has spaces between a delimiter and a quote: ``name, "age"``."""
+    return any(re.search(rf'{re.escape(delimiter)} +"', line) for line in lines[:LINES_ABOVE])
 
 
 def noted(lines: Iterable[str], notes: list[str]) -> Iterator[str]:

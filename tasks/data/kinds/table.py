@@ -42,6 +42,8 @@ IMAGES_AT_ONCE = 4
 TEXTS: dict[str, Wanted] = dict.fromkeys(("datetime", "text", "image"), "text")
 WANTED: dict[str, Wanted] = {"number": "number", "category": "repeated"} | TEXTS
 ROLES: dict[str, Wanted] = {"weight": "number", "group": "repeated", "time": "text", "split_column": "repeated"}
+COMMA = re.compile(r"[^,.]*\d,\d{3}[^\d,.]*")
+"""A number whose only mark is a comma before three digits."""
 BETWEEN_QUOTES = re.compile(r"(?<=['\"])\s+(?=['\"])")
 """The gaps in NumPy's lists, which have no commas: Python would join the strings around them."""
 Mask = npt.NDArray[np.bool_]
@@ -236,8 +238,26 @@ class ScannedTable:
 
     def numbers(self, values: Values, name: str) -> cells.Numbers:
         """Return values of a column as numbers; the error is that of ``cells.numbers``."""
+        self.refuse_comma(values, name)
         column = (self.dataset.columns or {}).get(name)
         return cells.numbers(values, name, self.dataset.decimal or ".", column.unit if column else None)
+
+    def refuse_comma(self, values: Values, name: str, first: int = 0) -> None:
+        """Refuse a comma in a number if none of the first rows, which decide the decimal mark, has a mark.
+
+        Args:
+            values: some of a column's values.
+            name: the column.
+            first: the row of the first value.
+        """
+        if self.dataset.decimal is None and getattr(values, "dtype", None) in (None, object):
+            for row, value in enumerate(values, first + 1):
+                if isinstance(value, str) and COMMA.fullmatch(value):
+                    raise UserError(
+                        f"dataset.source = '{self.dataset.source}': the column '{name}' has {cut(repr(value), 80)} in "
+                        f"row {row}, without the header. Its comma may be a decimal mark or separate thousands: "
+                        "--set \"dataset.decimal=','\" or --set \"dataset.decimal='.'\""
+                    )
 
     def truths(self, values: Values, name: str) -> cells.Numbers:
         """Return the values of a target as numbers: 0 for False, 1 for True."""
@@ -498,6 +518,8 @@ def _fitted(table: ScannedTable, parts: npt.NDArray[np.int8]) -> list[Statistics
     for first, chunk in table.chunks(table.features):
         rows = np.flatnonzero(parts[first : first + num_rows_of(chunk)] == 0)
         for column in columns:
+            if column.kind == "number":
+                table.refuse_comma(chunk[column.name], column.name, first)
             try:
                 column.add(chunk[column.name][rows])
             except BadValue as bad:
