@@ -208,6 +208,8 @@ class Table(LocalDescription):
     characters. Null is minimal, unless a whole row would become one value."""
     not_missing: Annotated[tuple[Text, ...], Field(exclude_if=lambda texts: not texts)] = ()
     """Texts that usually mean a missing value (`None`, `NA`, `null`) but are a class or category in this table."""
+    na_values: Annotated[tuple[Text | int | float, ...], Field(exclude_if=lambda values: not values)] = ()
+    """Further values that mean a missing value in this table, such as `-999` or `keine Angabe`."""
     encoding: Text = "utf-8"
     """Text encoding of CSV, TSV and JSON lines."""
     is_guessed = True

@@ -82,8 +82,10 @@ class Statistics:
                 f"dataset.columns.{self.name} = {self.kind}: no row of the training split has a value. Set its kind "
                 f"to ignore (dataset.source = '{self.dataset.source}')"
             )
+        found = {"name": self.name, "kind": self.kind, "width": width}
+        found["na_values"] = tuple(cells.spelled(one) for one in self.dataset.na_values)
         if self.kind not in ("number", "datetime"):
-            return Column.model_validate({"name": self.name, "kind": self.kind, "width": width})
+            return Column.model_validate(found)
         fill = math.fsum(self.sums) / self.count if self.described.missing == "fill" else None
         written = {"decimal": self.dataset.decimal or "."} | self.described.model_dump(include={"format", "unit"})
         quantiles: list[float] = []
@@ -91,8 +93,7 @@ class Statistics:
             shares = np.linspace(0, 1, min(NUM_QUANTILES, self.count))
             # Interpolation may lose a last digit between equal values.
             quantiles = np.maximum.accumulate(np.quantile(np.concatenate(self.numbers), shares)).tolist()
-        fitted = {"fill": fill, "quantiles": quantiles, **written}
-        return Column.model_validate({"name": self.name, "kind": self.kind, "width": width, **fitted})
+        return Column.model_validate({**found, "fill": fill, "quantiles": quantiles, **written})
 
     def vocabulary(self) -> list[str]:
         """Return the most frequent texts; ties are in alphabetical order."""

@@ -127,8 +127,8 @@ class Sample:
         for code in codes if len(others) else ():
             if np.abs(others - float(code)).min() > np.ptp(others):
                 yield (
-                    f"{code} in {times[code]:,} of {len(self.values):,} rows is far from all others; leave the cell "
-                    "empty if there is no value"
+                    f"{code} in {times[code]:,} of {len(self.values):,} rows is far from all others; if it means that "
+                    f"there is no value: --set dataset.na_values=[{code}]"
                 )
 
     def absent(self) -> list[str]:
@@ -265,6 +265,11 @@ def column_option(name: str, value: str) -> str:
     return set_option(key if "=" in name else f"dataset.columns.{name}={value}")
 
 
+def na_option(texts: Iterable[str]) -> str:
+    """Return the option that reads these texts as missing values."""
+    return set_option(f"dataset.na_values={json.dumps(list(texts), ensure_ascii=False)}")
+
+
 def set_option(setting: str) -> str:
     """Return ``--set SETTING`` as a shell takes it."""
     quoted = shlex.quote(setting)
@@ -336,7 +341,7 @@ def notes_on_categories(sample: Sample, dataset: config.Table) -> list[str]:
         said = " or ".join(f"'{mark}'" for mark in marks)
         notes.append(
             f"{sum(texts[mark] for mark in marks):,} of {len(sample.values):,} rows of '{sample.name}' are {said}, "
-            "read as a value; leave the cell empty where there is none"
+            f"read as a value; if there is none: {na_option(marks)}"
         )
     return notes + notes_on_alike(texts, sample.name)
 

@@ -16,7 +16,16 @@ import numpy as np
 import pandas as pd
 
 from tasks import config
-from tasks.data.encoding.cells import MISSING_TEXTS, NO_NUMBER, Values, Wanted, open_parquet, spelled, values_of
+from tasks.data.encoding.cells import (
+    MISSING_TEXTS,
+    NO_NUMBER,
+    Values,
+    Wanted,
+    open_parquet,
+    spelled,
+    values_of,
+    without,
+)
 from tasks.data.encoding.inputs import DELIMITERS, codec_of, names_of, noted, parsed_json, skips_spaces
 from tasks.system import background
 from tasks.system.errors import UserError, cut, listed
@@ -158,9 +167,11 @@ class TableFile:
         """Yield the values of columns in chunks, optionally smaller ones and none ahead, and keep nothing."""
         read = {".parquet": self._read_parquet, ".jsonl": self._read_json}.get(self.suffix, self._read_csv)
 
+        na_values = {spelled(one) for one in self._dataset.na_values}
+
         def converted(frame: pd.DataFrame) -> Chunk:
             frame = self._without_headers(frame)
-            return {name: values_of(frame[name], how) for name, how in wanted.items()}
+            return {name: without(values_of(frame[name], how), na_values) for name, how in wanted.items()}
 
         rows = 0
         with self._explained():

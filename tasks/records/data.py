@@ -53,6 +53,8 @@ class Column(Record):
     """The format of a date for ``strptime``; None is ISO 8601."""
     unit: Annotated[str | None, Field(exclude_if=lambda unit: unit is None)] = None
     """The unit after numbers that are written as text."""
+    na_values: Annotated[tuple[str, ...], Field(exclude_if=lambda values: not values)] = ()
+    """Values that mean a missing value, as ``cells.spelled`` returns them."""
 
 
 class Feature(Record):

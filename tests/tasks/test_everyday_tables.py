@@ -492,7 +492,9 @@ def test_a_class_that_looks_like_a_number_is_pointed_out():
 
 def test_a_column_of_words_says_which_may_mean_a_missing_value():
     _, said = guess(csv_of(label=times_of(["yes", "no", "?", "no"]), city=times_of(["Bonn", "\\N"])))
-    assert "10 of 40 rows of 'label' are '?', read as a value; leave the cell empty where there is none" in said
+    assert (
+        "10 of 40 rows of 'label' are '?', read as a value; if there is none: --set 'dataset.na_values=[\"?\"]'" in said
+    )
     assert "20 of 40 rows of 'city' are '\\N', read as a value" in said
     _, said = guess(csv_of(end=times_of([".c", ".h", ".py", ".py"])))
     assert "20 of 40 rows of 'end' are '.c' or '.h', read as a value" in said
@@ -1026,8 +1028,14 @@ SAID = [
         "amount (numbers with parentheses or a trailing minus, read as negative in 20 of 40 rows)",
     ),
     (["1.200", "3.525"], "number amount, plain"),
-    (["-999", "17", "35", "-999.0"], "amount (-999 in 20 of 40 rows is far from all others; leave the cell empty"),
-    (["9", "5.5", "9999", "99"], "amount (9999 in 10 of 40 rows is far from all others; leave the cell empty"),
+    (
+        ["-999", "17", "35", "-999.0"],
+        "amount (-999 in 20 of 40 rows is far from all others; if it means that there is no value: --set",
+    ),
+    (
+        ["9", "5.5", "9999", "99"],
+        "amount (9999 in 10 of 40 rows is far from all others; if it means that there is no value: --set",
+    ),
     (["99", "98", "17", "35"], "number amount, plain"),
     (
         ["12345678", "1.200"],
@@ -1155,3 +1163,21 @@ def test_the_question_about_a_quote_shows_its_text():
     content = "n,text,label\n" + "".join(f'{row},"good, {row}\n{row},bad",a\n' for row in range(20))
     with pytest.raises(UserError, match=r"line 2 opens a quote that line 3 closes, '0,\"good, 0"):
         guess(content)
+
+
+def test_the_users_own_words_for_a_missing_value_are_missing_in_training_and_prediction():
+    with pytest.raises(UserError, match=r"no value: --set 'dataset.na_values=\[.keine Angabe.\]'"):
+        prepare(csv_of(own=[*times_of(["1.5", "2.5"], 39), "keine Angabe"]))
+    own = times_of(["1.5", "keine Angabe", "-999", "2.5"])
+    content = csv_of(own=own, word=times_of(["red", "keine Angabe", "blue", "-999"]))
+    prepared, _ = prepare(content, na_values=[-999, "keine Angabe"])
+    assert set(numbers_of(prepared, "own")) == {1.5, 2.0, 2.5}
+    vocabulary = json.loads(Path(prepared.features["category"].vocabulary).read_text())
+    assert sorted(vocabulary[0]) == ["blue", "red"]
+    features = {name: one.model_dump(mode="json") for name, one in prepared.features.items()}
+    encoder = Encoder(features, {"category": vocabulary})
+    rows = {"own": ["-999", -999.0, "keine Angabe"], "plain": [1, 2, 3], "word": ["keine Angabe", "-999", "red"]}
+    found = encoder.encode(rows)
+    assert found["number"][:, 0].tolist() == [2.0, 2.0, 2.0]
+    assert found["category"][:, 0].tolist() == [0, 0, 2 + vocabulary[0].index("red")]
+    assert encoder.encode(rows | {"own": np.array([-999, -999, 7])})["number"][:, 0].tolist() == [2, 2, 7]

@@ -120,6 +120,8 @@ class Encoder:
         absent = [name for name in self.columns if name not in table]
         if absent:
             raise ValueError(f"these columns are missing: {', '.join(map(repr, absent))}")
+        described = (column for feature in self._features.values() for column in feature["columns"])
+        table = {one["name"]: cells.without(table[one["name"]], one.get("na_values", ())) for one in described}
         lengths = {len(table[name]) for name in self.columns}
         if len(lengths) > 1:
             raise ValueError(f"the columns differ in length: {', '.join(map(str, sorted(lengths)))}")

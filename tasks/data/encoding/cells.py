@@ -148,6 +148,21 @@ def rows_of(values: Values) -> Sequence[Any]:
     return found
 
 
+def without(values: Values, na_values: Collection[str]) -> Values:
+    """Return the values of a column without those that mean a missing value, as ``spelled`` returns these."""
+    if not na_values:
+        return values
+    if hasattr(values, "codes"):
+        return values.remove_categories([one for one in values.categories if spelled(one) in na_values])
+    if isinstance(values, np.ndarray) and values.dtype.kind in "fiu":
+        numbers_of = [float(one) for one in na_values if re.fullmatch(r"[+-]?[\d.]+", one)]
+        return np.where(np.isin(values, numbers_of), np.nan, values.astype(np.float64))
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return values
+    kept = (None if isinstance(one, str | int | float) and spelled(one) in na_values else one for one in values)
+    return np.fromiter(kept, object, len(values))
+
+
 def different(values: Values) -> tuple[Sequence[Any], npt.NDArray[np.int64]]:
     """Return distinct values, and each row's index among them, int64 (n,); some values may have no row."""
     if not hasattr(values, "codes"):

@@ -27,6 +27,7 @@ from tasks.data.encoding.pictures import inside
 from tasks.data.fitting import Statistics, features_of, sort_classes
 from tasks.data.images import Header, common_size, read_header, refuse_broken
 from tasks.data.kinds import Block, Examples, Metadata
+from tasks.data.samples import na_option
 from tasks.data.splits import NAMES, Rows
 from tasks.data.tables import TableFile, doubtful_header, find_header, num_rows_of
 from tasks.records import Feature, HeldOut, Target
@@ -223,10 +224,13 @@ class ScannedTable:
         if bad.column in self.dataset.target:
             setting = "dataset.task=classification" if len(self.dataset.target) == 1 else "another dataset.target"
         setting = setting or f"dataset.columns.{bad.column} = category, text or ignore"
+        missing = (
+            f"; if it means that there is no value: {na_option([bad.value])}" if isinstance(bad.value, str) else ""
+        )
         return UserError(
             f"dataset.source = '{self.dataset.source}': the column '{bad.column}' has the value "
             f"{cut(repr(bad.value), 80)} in row {row + 1}, counted without the header, which {bad.reason}. Fix it, or "
-            f"set {setting}"
+            f"set {setting}{missing}"
         )
 
     def read(self, name: str, read: Callable[[Values, str], cells.Numbers], setting: str = "") -> cells.Numbers:
