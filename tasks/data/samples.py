@@ -175,7 +175,7 @@ def _without_unit(sample: Sample) -> Sample:
 
 def refuse_second_header(dataset: config.Table, looked: Sequence[Sample]) -> None:
     """Refuse first rows that have no number, though all below them in a column are numbers: units, or questions of a
-    survey."""
+    survey; and a first row that names the choices of a survey."""
 
     def are_numbers(one: Sample, first: int, end: int | None = None) -> bool:
         return replace(one, told=one.values[first:end]).are_numbers()
@@ -194,6 +194,15 @@ def refuse_second_header(dataset: config.Table, looked: Sequence[Sample]) -> Non
             f"number, but the column '{name}' has numbers below it. If it belongs to the header, as units do: --set "
             f"dataset.header_rows={rows + 1}. If not, correct its value of '{name}' or leave it empty"
             f"{as_words(name, dataset)}"
+        )
+    # A survey has a column for each choice of a question: the header has the question, and the row below the choice.
+    choices = [one for one in looked if re.fullmatch(r"column \d+", one.name) and set(one.present) == {one.values[0]}]
+    targets = [one for one in looked if one.name in dataset.target]
+    if choices and all(one.values[0] not in one.values[1:] or not one.values[0] for one in targets):
+        raise UserError(
+            f"dataset.source = '{dataset.source}': the first row below the header has {shown(choices[0].values[0])} in "
+            f"'{choices[0].name}', which has no name, and no other value is in that column. If the row belongs to the "
+            "header, as the choices of a survey do: --set dataset.header_rows=2. If not, name the column or remove it"
         )
 
 

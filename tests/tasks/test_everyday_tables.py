@@ -1181,3 +1181,13 @@ def test_the_users_own_words_for_a_missing_value_are_missing_in_training_and_pre
     assert found["number"][:, 0].tolist() == [2.0, 2.0, 2.0]
     assert found["category"][:, 0].tolist() == [0, 0, 2 + vocabulary[0].index("red")]
     assert encoder.encode(rows | {"own": np.array([-999, -999, 7])})["number"][:, 0].tolist() == [2, 2, 7]
+
+
+@pytest.mark.parametrize("first", ["Apple,Pear,,", "Apple,Pear,,Response"])
+def test_a_row_with_the_choices_of_a_survey_is_asked_about(first):
+    rows = [f"{'Apple' * (row % 2)},{'Pear' * (row % 3 > 0)},{row},{LABELS[row]}" for row in range(40)]
+    content = "\n".join(["Which fruits?,,Age,label", first, *rows]) + "\n"
+    with pytest.raises(UserError, match=r"--set dataset.header_rows=2"):
+        guess(content)
+    prepared, _ = prepare(content, header_rows=2)
+    assert sum(split.num_examples for split in prepared.splits.values()) == 40
