@@ -93,6 +93,12 @@ def test_arrays_of_another_type_are_taken_where_it_holds_their_numbers(program):
         assert said == f"error: '{name}': 'pixels' {why}\n"
     np.save("none.npy", np.zeros((0, 2), np.uint8))
     assert ask("none.npy") == (0, [], "")
+    ask = program(inputs=[("pixels", [2, 2, 1], "uint8")])
+    for shape in ((3, 2, 2), (3, 2, 2, 1)):  # As `data add` takes grey images.
+        np.save("grey.npy", np.ones(shape, np.uint8))
+        assert [line["prediction"] for line in ask("grey.npy")[1]] == [4, 4, 4]
+    np.save("row.npy", np.ones((3, 2), np.uint8))
+    assert "is uint8 (3, 2), but the model takes uint8 (n, 2, 2, 1)" in ask("row.npy")[2]
 
 
 def test_arrays_come_by_name_from_files(program):
@@ -123,7 +129,7 @@ def test_a_program_takes_more_formats_by_path_than_as_bytes(program):
     given = [Path("a.PNG"), Path("a.TIFF"), content, base64.b64encode(content).decode()]
     assert model(given).tolist() == [[36]] * 4
     assert model({"photo": given}).tolist() == [[36]] * 4
-    assert model(np.full((1, 2, 2, 1), 9)).tolist() == [[36]]
+    assert model(np.full((1, 2, 2, 1), 9)).tolist() == model(np.full((1, 2, 2), 9)).tolist() == [[36]]
     for one in (saved("TIFF"), base64.b64encode(saved("TIFF")).decode()):
         with pytest.raises(ValueError, match="allowed: PNG, JPEG, BMP, GIF, WEBP"):
             model([one])

@@ -147,6 +147,7 @@ def test_images_come_as_pixels_or_as_files(images):
     Image.new("RGB", (8, 4), (7, 7, 7)).save(file, "PNG")
     text = base64.b64encode(file.getvalue()).decode()
     assert asked(images, {"inputs": [[[[1], [2]], [[3], [4]]]]}) == [10]
+    assert asked(images, {"inputs": [[[1, 2], [3, 4]]]}) == [10]
     assert asked(images, {"instances": [text, f"data:image/png;base64,{text}"]}) == [28, 28]
     assert asked(images, {"dataframe_records": [{"image": text}]}) == [28]
     assert asked(images, {"inputs": []}) == []

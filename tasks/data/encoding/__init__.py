@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import cells
+from .answers import with_channel
 from .cells import BadValue, Values
 from .pictures import FORMATS, MORE_FORMATS, decode_picture, inside, register_heif
 
@@ -64,8 +65,8 @@ class Encoder:
 
         Args:
             given: a data frame or a mapping, as for ``encode``; if the only feature is text, also n texts; if it is an
-                image, also pixels of that shape, whole numbers from 0 to 255, or n image files as paths, bytes or
-                base64.
+                image, also pixels of that shape (grey ones also without the axis of channels), whole numbers from 0
+                to 255, or n image files as paths, bytes or base64.
 
         Raises:
             BadValue: see ``encode``.
@@ -93,6 +94,7 @@ class Encoder:
         if given.dtype == object:  # As MLflow's server reads JSON.
             given = np.array(given.tolist())
         shape = tuple(feature["shape"])
+        given = with_channel(given, shape)
         whole = given.dtype.kind in "iu" and (not given.size or (given.min() >= 0 and given.max() <= 255))
         if given.shape[1:] != shape or not whole:
             raise ValueError(

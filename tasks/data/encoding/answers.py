@@ -21,7 +21,7 @@ def as_taken(takes: Mapping[str, tuple[tuple[Any, ...], Any]], arrays: Mapping[s
 
     Args:
         takes: shape and dtype of each array of an example.
-        arrays: as prepared, each of n examples.
+        arrays: as prepared, each of n examples; grey images may lack the axis of channels.
         who: names the model, for the error.
 
     Raises:
@@ -31,7 +31,7 @@ def as_taken(takes: Mapping[str, tuple[tuple[Any, ...], Any]], arrays: Mapping[s
         raise ValueError(f"these arrays are missing: {', '.join(absent)}")
     found = {}
     for name, (shape, kind) in takes.items():
-        array, dtype = arrays[name], np.dtype(kind)
+        array, dtype = with_channel(arrays[name], shape), np.dtype(kind)
         same_kind = array.dtype.kind in ("iu" if dtype.kind in "iu" else "iuf")
         if not array.ndim or array.shape[1:] != shape or not same_kind:
             wanted = f"{dtype} (n, {', '.join(map(str, shape))})"
@@ -41,6 +41,12 @@ def as_taken(takes: Mapping[str, tuple[tuple[Any, ...], Any]], arrays: Mapping[s
             raise ValueError(f"'{name}' has numbers outside {dtype}, which {who} takes")
         found[name] = array.astype(dtype, copy=False)
     return found
+
+
+def with_channel(images: Any, shape: tuple[Any, ...]) -> Any:
+    """Return grey images (n, height, width) as (n, height, width, 1) if an example has that shape; else as given."""
+    is_grey = len(shape) == 3 and (*images.shape[1:], 1) == shape
+    return images[..., np.newaxis] if is_grey else images
 
 
 def probabilities(task: str, outputs: Any) -> Any:
