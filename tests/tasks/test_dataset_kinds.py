@@ -625,12 +625,17 @@ ARRAYS = [
     (lambda path: path.write_bytes(b"no archive"), "cannot be read (File is not a zip file)"),
     (objects, "cannot be read (Object arrays cannot be loaded when allow_pickle=False). Save words with .astype(str)"),
     (cut_short, "cannot be read ("),
+    (saved(x=np.zeros((30, 0, 4)), y=CLASSES), "x is float64 (30, 0, 4). Allowed: images"),
     (saved(pictures=IMAGES), "has the arrays pictures. Allowed: x_train and y_train"),
     (saved(x=IMAGES, y=CLASSES[:-1]), "x has the shape (30, 5, 4) and y has the shape (29,)"),
     (saved(x=IMAGES / 255, y=CLASSES), "x is float64 (30, 5, 4). Allowed: images, uint8"),
     (
         saved(x=IMAGES / 255, y=CLASSES),
         "Pixels from 0 to 1 become uint8 by (x * 255).astype('uint8')",
+    ),
+    (
+        saved(x=np.arange(600, dtype=np.uint16).reshape(30, 5, 4), y=CLASSES),
+        "up to 4095 by (x // 16).astype('uint8'), up to 65535 by (x // 257).astype('uint8'); yours range from 0 to 599",
     ),
     (
         saved(x=np.zeros((30, 3, 5, 5), np.uint8), y=CLASSES),

@@ -145,8 +145,12 @@ def _feature(dataset: config.Arrays, x: Array) -> tuple[str, Feature]:
     hint = ""
     if len(x.shape) == 4 and x.shape[1] in CHANNELS:
         hint = ". np.moveaxis(x, 1, -1) puts channels last"
-    elif len(x.shape) > 2 and x.dtype != np.uint8:
-        hint = ". Pixels from 0 to 1 become uint8 by (x * 255).astype('uint8'), those up to 255 by x.astype('uint8')"
+    elif len(x.shape) > 2 and x.dtype != np.uint8 and x.dtype.kind in "iufb" and x.size:
+        hint = (
+            ". Pixels from 0 to 1 become uint8 by (x * 255).astype('uint8'), up to 255 by x.astype('uint8'), up to "
+            "4095 by (x // 16).astype('uint8'), up to 65535 by (x // 257).astype('uint8'); yours range from "
+            f"{float(x.min()):g} to {float(x.max()):g}"
+        )
     raise UserError(
         f"dataset.source = '{dataset.source}': x is {x.dtype} {x.shape}. Allowed: images, uint8 (n, height, width) or "
         f"(n, height, width, channels) with {' or '.join(map(str, CHANNELS))} channels; or numbers (n, k){hint}"
