@@ -111,7 +111,51 @@ def test_a_lone_folder_train_of_several_classes_is_the_split(source):
     assert prepared.target.class_names == ("cat", "dog")
     assert {name: split.class_counts for name, split in prepared.splits.items()} == {"train": (4, 4), "test": (1, 1)}
     fill(source, classes=("bus",))
-    assert prepare(describe(source)).target.class_names == ("Train", "bus"), "beside another it is a class"
+    assert prepare(describe(source, splits={})).target.class_names == ("Train", "bus")
+
+
+@pytest.mark.parametrize(
+    ("folders", "told", "splits"),
+    [
+        ("train/a:5 train/b:5 test1:3", "train is train; left out: 3 images in test1", {"train"}),
+        ("train/a:5 train/b:5 train:1 test:3", "train is train; left out: 3 images in test", {"train"}),
+        ("Train/a:5 Train/b:5 extra:2 extra/x:1", "Train is train; left out: 3 images in extra", {"Train"}),
+        (
+            "train/a:5 train/b:5 val/a:2 val/b:2 test:2 more:2",
+            "train is train, val is validation; left out: 4 images in more, test",
+            {"train", "val"},
+        ),
+    ],
+)
+def test_images_without_class_folders_beside_splits_are_left_out_and_counted(source, folders, told, splits, capsys):
+    plant(source, folders)
+    described, (line,) = image_folder.guess(describe(source))
+    assert line == f"splits by the names of folders: {told}, without class folders (dataset.splits changes that)"
+    assert set(described.splits) == splits
+    prepared = prepare(described)
+    assert prepared.target.class_names == ("a", "b")
+    assert set(prepared.splits) >= {"train", "test"}
+    assert prepare(describe(source)).splits == prepared.splits, "with params.yaml that leaves it open"
+    assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("folders", "given", "told"),
+    [
+        ("a:5 b:5 :3", None, "3 images in no class folder, such as 0.png"),
+        ("a:5 b:5 :1", {}, "1 image in no class folder, such as 0.png"),
+        ("train/a:5 train/b:5 train:2 test/a:2 test/b:2 :1", None, "3 images in no class folder, such as 0.png"),
+        ("train/train/a:5 train/train/b:5 train:1", None, "1 image in no class folder, such as train/0.png"),
+        ("my_train/a:5 my_train/b:5 my_train:2 my_test/a:2 my_test/b:2", None, "2 images in no class folder, such as "),
+        ("a:5 b:5", None, None),
+    ],
+)
+def test_images_beside_class_folders_are_counted(source, folders, given, told, capsys):
+    plant(source, folders)
+    (source / "notes.txt").write_text("bought on Monday")
+    prepare(describe(source, splits=given))
+    said = capsys.readouterr().err
+    assert f"left out: {told}" in said if told else "left out" not in said
 
 
 NAMED_AS_SPLITS = [
@@ -439,7 +483,14 @@ FOLDERS = [
         f"{SPLIT} test/cat:5 test/cow:5",
         "'test' and 'train' have different classes: cow, dog are in only one of them. Give both the",
     ),
-    (f"{SPLIT} test:1", """or leave 'test' out: --set 'dataset.splits={"train": "train"}'. If they are classes"""),
+    (f"{SPLIT} test/cat:1", """leave 'test' out: --set 'dataset.splits={"train": "train"}'. If they are classes"""),
+    (
+        "cat/tabby:5 cat/siamese:5 dog:5",
+        "there are folders in cat (siamese, tabby), but only images in dog, so they may be splits or classes. If "
+        """they are splits, set the split of each: --set 'dataset.splits={"cat": "train"}'. If they are classes""",
+    ),
+    ("a_test/cat:5 a_test/dog:5 more:5", """set the split of each: --set 'dataset.splits={"a_test": "train"}'. If"""),
+    ("train:5 test/cat:5 test/dog:5", "'test' and 'train' have different classes"),
     (
         "cat/train:5 cat/test:5 dog/train:5 dog/test:5",
         "cat, dog contain the folders test, train, which look like splits. Allowed: F",
@@ -459,7 +510,7 @@ FOLDERS = [
     (with_a_mask, "1 of its files, such as 'cat/1_mask', look like masks of other images"),
     (texts, "dataset.on_broken=skip. Texts belong in a table"),
     (f"{SPLIT} val/cat:5 val/dog:5 valid/cat:5 valid/dog:5", "two of train, val, valid are the same split. Keep one"),
-    (f"{SPLIT} test/cat:5 test/dog:5 unlabelled:1", "'unlabelled' is not a split, but is next to folders that are"),
+    (f"{SPLIT} test/cat:5 test/dog:5 other/elk:1", "'other' is not a split, but is next to folders that are"),
     ("test/cat:5 test/dog:5 validation/cat:5 validation/dog:5", "it has splits, but no folder 'train'"),
 ]
 

@@ -22,7 +22,7 @@ from tasks.data.kinds import Examples, missing_words, table, with_class_names
 from tasks.data.samples import notes_on_alike
 from tasks.data.splits import WORDS
 from tasks.records import Target
-from tasks.system.errors import UserError, listed, one_of
+from tasks.system.errors import UserError, listed, one_of, printable
 
 SPLIT_WORDS = {
     "train": "train|training|trainval|entrenamiento|entra[iî]nement|apprentissage|treino|addestramento|训练集?",
@@ -69,7 +69,7 @@ def guess(dataset: config.ImageFolder) -> tuple[config.ImageFolder, list[str]]:
     Raises:
         UserError: no such folder, no classes, or folders that may be splits or classes.
     """
-    images, line = _scan(dataset)
+    images, line, _ = _scan(dataset)
     lines = notes_on_alike(sorted({image.label for image in images}), "class")
     if line and dataset.splits is None:
         lines.append(line)
@@ -95,9 +95,12 @@ def examples(dataset: config.ImageFolder) -> Examples:
         UserError: no such folder, no classes, a class with one image, classes that differ between splits, folders that
             may be splits or classes, or damaged images.
     """
-    images, line = _scan(dataset)
+    images, line, stray = _scan(dataset)
     if line:
         print(line, file=sys.stderr)
+    if stray:
+        named = f"{_counted(len(stray))} in no class folder, such as {printable(min(stray))}"
+        print(f"left out: {named}", file=sys.stderr)
     names = sorted({image.label for image in images})
     splits, labels, paths = np.array(images, object).T
     described = config.Table(
@@ -130,15 +133,15 @@ def _source(dataset: config.ImageFolder) -> Path:
     return source
 
 
-def _scan(dataset: config.ImageFolder) -> tuple[list[_Image], str | None]:
-    """Return the images, all in ``train`` if the folder has no splits, sorted by split and class; and a line that
-    reports which folders were recognized as splits by their names, or left out. Refuse splits and classes that no model
-    can be trained on."""
+def _scan(dataset: config.ImageFolder) -> tuple[list[_Image], str | None, list[str]]:
+    """Return the images, all in ``train`` if the folder has no splits, sorted by split and class; a line that reports
+    which folders were recognized as splits by their names, or left out; and the images beside the folders of classes.
+    Refuse splits and classes that no model can be trained on."""
     source = _source(dataset)
     where = f"dataset.source = '{source}'"
     splits, line = _splits(dataset, source)
-    roots = {_root_of_classes(folder): splits[_name(folder)] for folder in _folders(source) if _name(folder) in splits}
-    roots = roots or {source: "train"}
+    outer = [folder for folder in _folders(source) if _name(folder) in splits]
+    roots = {_root_of_classes(folder): splits[_name(folder)] for folder in outer} or {source: "train"}
     classes: dict[str, set[str]] = {split: set() for split in roots.values()}
     images: list[_Image] = []
     for root, split in roots.items():
@@ -171,25 +174,31 @@ def _scan(dataset: config.ImageFolder) -> tuple[list[_Image], str | None]:
             f"{where}: {len(masks):,} of its files, such as '{min(masks)}', look like masks of other images. "
             f"{NO_TARGETS} Move them elsewhere. {IF_EXAMPLES}{_as_setting(splits)}"
         )
-    return sorted(images, key=lambda image: image[:2]), line
+    stray = [os.path.relpath(path, source) for place in {source, *outer, *roots} for path in _pictures(place)]
+    return sorted(images, key=lambda image: image[:2]), line, stray
 
 
 def _images(root: Path, split: str, source: Path) -> Iterator[_Image]:
     """Yield the files of each class, those of a folder before those of its subfolders."""
     for own in _folders(root):
-        for place, folders, names in os.walk(own):
-            folders[:] = sorted(name for name in folders if not is_by_product(name))
-            inside = os.path.relpath(place, source)
-            for name in sorted(names):
-                if not is_by_product(name):
-                    yield _Image(split, _name(own), os.path.join(inside, name))
+        for path in _files(own, source):
+            yield _Image(split, _name(own), path)
+
+
+def _files(folder: Path, source: Path) -> Iterator[str]:
+    """Yield the files of a folder and its subfolders, relative to the source."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not is_by_product(name))
+        inside = os.path.relpath(place, source)
+        yield from (os.path.join(inside, name) for name in sorted(names) if not is_by_product(name))
 
 
 def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], str | None]:
     """Return the splits of those folders that are splits, by folder name, and a line that reports guesses.
 
     A class may be called train, test_tube or Valley. Two folders with names in ``splits.WORDS`` are splits, others if
-    they share classes. A single folder is the split ``train`` if it contains two or more folders.
+    they share classes. A single folder is the split ``train`` if it contains two or more folders. Beside folders of
+    classes, folders with only images, such as Kaggle's test1, have no labels.
 
     Raises:
         UserError: ``splits`` names a folder that does not exist, folders may be splits or classes, or only some of them
@@ -208,15 +217,27 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
 
     inside = {name: _classes_in(folder) for name, folder in folders.items()}
     named = {name: split for name in folders if (split := _split_by_name(name)) is not None}
-    usual = {name for name in named if name.lower() in WORDS}
-    within = [inside[name] for name in named]
     for beside in (set(folders), *inside.values()):
         if any(map(TARGETS.fullmatch, beside)) and any(map(IMAGES.fullmatch, beside)):
             raise UserError(
                 f"{where}: the folders {listed(sorted(beside), 5)} look like parts of the same examples. {NO_TARGETS} "
                 f"Use FOLDER/<class>/*. {IF_EXAMPLES}{_as_setting({} if beside == set(folders) else named)}"
             )
-    if len(usual) > 1 or (len(named) > 1 and set.intersection(*within) and len(set.union(*within)) > 1):
+    flat = [name for name, own in inside.items() if not own and any(_pictures(_root_of_classes(folders[name])))]
+    labelled = [name for name, own in inside.items() if len(own) > 1]
+    are_all = len(flat) + len(labelled) == len(folders) <= MOST_SPLITS
+    left_out = ""
+    if flat and labelled and are_all and "train" not in map(named.get, flat):
+        count = sum(path.lower().endswith(PICTURES) for name in flat for path in _files(folders[name], source))
+        left_out = f"; left out: {_counted(count)} in {listed(flat, 3)}, without class folders"
+        folders = {name: folders[name] for name in labelled}
+        inside = {name: inside[name] for name in labelled}
+        named = {name: split for name, split in named.items() if name in folders}
+    usual = {name for name in named if name.lower() in WORDS}
+    within = [inside[name] for name in named]
+    are_alike = len(named) > 1 and set.intersection(*within) and len(set.union(*within)) > 1
+    is_lone = len(folders) == 1 and "train" in named.values()
+    if len(usual) > 1 or are_alike or (is_lone and len(_folders(_root_of_classes(*folders.values()))) > 1):
         found = set(named.values())
         wrong = None
         if others := [name for name in folders if name not in named]:
@@ -231,20 +252,20 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
                 f"{where}: {wrong}. {ALLOWED}; or set the split of each: {_as_splits(chosen)}. {IF_CLASSES}"
             )
         told = ", ".join(f"{name} is {split}" for name, split in named.items())
-        line = f"splits by the names of folders: {told} (dataset.splits changes that)"
-        return named, None if len(usual) == len(named) else line
-    if len(folders) == 1 and "train" in named.values():
-        (only,) = folders.values()
-        return named if len(_folders(_root_of_classes(only))) > 1 else {}, None
+        line = f"splits by the names of folders: {told}{left_out} (dataset.splits changes that)"
+        return named, line if left_out or len(usual) < len(named) else None
     shared = set.intersection(*inside.values()) if 1 < len(folders) <= MOST_SPLITS else set()
     every = set().union(*inside.values()) if len(folders) > 1 else set()
     if len(meant := {_split_by_name(name) for name in every}) > 1 and None not in meant:
         both = f"{listed(list(folders), 5)} contain the folders {listed(sorted(every))}"
         raise UserError(f"{where}: {both}, which look like splits. {ALLOWED}. {IF_CLASSES}")
-    if len(shared) > 1 and (named or all(own == shared for own in inside.values())):
-        same = f"{listed(list(folders), 5)} contain the same folders ({listed(sorted(shared), 3)})"
+    if left_out or (len(shared) > 1 and (named or all(own == shared for own in inside.values()))):
+        same = f"{listed(list(folders), 5)} contain the same folders ({listed(sorted(shared), 3)}), and"
+        if left_out:
+            both = f"{listed(list(folders), 3)} ({listed(sorted(set().union(*inside.values())), 3)})"
+            same = f"there are folders in {both}, but only images in {listed(flat, 3)}, so they"
         ways = f"If they are splits, set the split of each: {_as_splits(folders)}. {IF_CLASSES}"
-        raise UserError(f"{where}: {same}, and may be splits or classes. {ways}")
+        raise UserError(f"{where}: {same} may be splits or classes. {ways}")
     return {}, None
 
 
@@ -255,7 +276,12 @@ def _as_splits(folders: Mapping[str, Path]) -> str:
     inside = {name: [split for split in SPLIT_WORDS if split[:5] in name.lower()] for name in folders}
     named = {name: _split_by_name(name) or next(iter(own), None) for name, own in inside.items()}
     rest = iter([split for split in ("train", "test", "validation") if split not in named.values()])
-    return _as_setting({name: split or next(rest, "train") for name, split in named.items()})
+    found = {name: split or next(rest, "train") for name, split in named.items()}
+    return _as_setting(found if "train" in found.values() else {**found, next(iter(found)): "train"})
+
+
+def _counted(images: int) -> str:
+    return f"{images:,} {'image' if images == 1 else 'images'}"
 
 
 def _as_setting(splits: Mapping[str, str]) -> str:
@@ -279,6 +305,13 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not is_by_product(path.name))
 
 
+def _pictures(folder: Path) -> Iterator[Path]:
+    """Yield the images that lie in a folder itself."""
+    for path in folder.iterdir():
+        if path.name.lower().endswith(PICTURES) and not is_by_product(path.name) and path.is_file():
+            yield path
+
+
 def _root_of_classes(split: Path) -> Path:
     """Return the folder with the classes of a split, because archives unpack as seg_train/seg_train, or Train-001/Train
     from Google Drive."""
@@ -288,9 +321,9 @@ def _root_of_classes(split: Path) -> Path:
 
 
 def _classes_in(folder: Path) -> set[str]:
-    """Return the classes in a folder as if it were a split; none if it contains images next to folders."""
+    """Return the classes in a folder as if it were a split; none if it contains images next to folders and its name is
+    not that of a split."""
     root = _root_of_classes(folder)
-    files = (path.name for path in root.iterdir() if not is_by_product(path.name))
-    if any(name.lower().endswith(PICTURES) for name in files):
+    if _split_by_name(folder.name) is None and any(_pictures(root)):
         return set()
     return {_name(one) for one in _folders(root)}
