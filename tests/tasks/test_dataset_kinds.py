@@ -139,6 +139,12 @@ def test_images_without_class_folders_beside_splits_are_left_out_and_counted(sou
     assert line in capsys.readouterr().err
 
 
+def test_a_class_may_have_folders_where_another_has_only_images(source):
+    plant(source, "cat/tabby:5 cat/siamese:5 dog:5")
+    assert image_folder.guess(describe(source))[1] == []
+    assert prepare(describe(source)).target.class_names == ("cat", "dog")
+
+
 @pytest.mark.parametrize(
     ("folders", "given", "told"),
     [
@@ -485,9 +491,9 @@ FOLDERS = [
     ),
     (f"{SPLIT} test/cat:1", """leave 'test' out: --set 'dataset.splits={"train": "train"}'. If they are classes"""),
     (
-        "cat/tabby:5 cat/siamese:5 dog:5",
-        "there are folders in cat (siamese, tabby), but only images in dog, so they may be splits or classes. If "
-        """they are splits, set the split of each: --set 'dataset.splits={"cat": "train"}'. If they are classes""",
+        "images/cat:5 images/dog:5 test1:5",
+        "there are folders in images (cat, dog), but only images in test1, so they may be splits or classes. If "
+        """they are splits, set the split of each: --set 'dataset.splits={"images": "train"}'. If they are classes""",
     ),
     ("a_test/cat:5 a_test/dog:5 more:5", """set the split of each: --set 'dataset.splits={"a_test": "train"}'. If"""),
     ("train:5 test/cat:5 test/dog:5", "'test' and 'train' have different classes"),

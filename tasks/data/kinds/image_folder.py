@@ -227,7 +227,7 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
     labelled = [name for name, own in inside.items() if len(own) > 1]
     are_all = len(flat) + len(labelled) == len(folders) <= MOST_SPLITS
     left_out = ""
-    if flat and labelled and are_all and "train" not in map(named.get, flat):
+    if flat and labelled and named and are_all and "train" not in map(named.get, flat):
         count = sum(path.lower().endswith(PICTURES) for name in flat for path in _files(folders[name], source))
         left_out = f"; left out: {_counted(count)} in {listed(flat, 3)}, without class folders"
         folders = {name: folders[name] for name in labelled}
