@@ -324,7 +324,9 @@ class TableFile:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     if isinstance(row := parsed_json(line), str):
-                        raise self.refused(f"line {number} is {row}")
+                        is_array = number == 1 and line.lstrip().startswith("[")
+                        hint = ". It seems to be a JSON array: write one object per line" if is_array else ""
+                        raise self.refused(f"line {number} is {row}{hint}")
                     yield row
 
 

@@ -1191,3 +1191,14 @@ def test_a_row_with_the_choices_of_a_survey_is_asked_about(first):
         guess(content)
     prepared, _ = prepare(content, header_rows=2)
     assert sum(split.num_examples for split in prepared.splits.values()) == 40
+
+
+def test_a_table_of_the_target_alone_and_a_json_array_are_named():
+    with pytest.raises(UserError, match=r"besides the target, it has no column to learn from$"):
+        guess("label\n" + "\n".join(LABELS))
+    rows = [{"x": row, "label": label} for row, label in enumerate(LABELS)]
+    for array in (json.dumps(rows), json.dumps(rows, indent=2)):
+        with pytest.raises(
+            UserError, match=r"line 1 is not .* It seems to be a JSON array: write one object per line$"
+        ):
+            guess(array, name="own.jsonl")

@@ -65,6 +65,8 @@ def guess(dataset: config.Table) -> tuple[config.Table, list[str]]:
     except UserError as error:
         raise UserError("; ".join([*said, str(error)])) from None
     if lines and all(column.kind == "ignore" for column in (filled.columns or {}).values()):
+        if not filled.columns:
+            raise UserError(f"dataset.source = '{dataset.source}': besides the target, it has no column to learn from")
         # Refused here, because only the guesses contain the reasons; params.yaml does not.
         taken = cut("; ".join(" ".join(line.split()) for line in lines[1:]), 300)
         raise UserError(
