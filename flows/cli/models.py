@@ -65,7 +65,9 @@ def predict(
     top_k: int = option("--top-k", "Number of classes to print.", "N", min=1, default=1),
     probabilities: bool = option("--probabilities", "Print the probabilities of all classes."),
     batch_size: int | None = option("--batch-size", "Number of examples to compute at once.", "N", min=1),
-    encoding: str = option("--encoding", "Encoding of texts in files.", "NAME", default="utf-8"),
+    encoding: str | None = option(
+        "--encoding", "Encoding of texts in files, by default as in training, or UTF-8.", "NAME"
+    ),
     json: bool = JSON,
 ) -> Result:
     """Predict with a trained model: images, texts, tables, arrays.

@@ -233,7 +233,8 @@ def _kind(sample: Sample, dataset: config.Table) -> _Guess:
     name, values, present, told = sample.name, sample.values, sample.present, sample.told
     if sample.is_nested:
         return _Guess("ignore", "nested values")
-    distinct = len(set(present))
+    # For Python, True is 1.
+    distinct = len(spellings(present)) if bool in map(type, present) else len(set(present))
     rows = "all rows" if sample.is_whole else f"the first {LOOKED_AT:,} rows"
     if not told and distinct < 2:
         return _Guess("ignore", "no values" if sample.is_whole else f"no values in {rows}")

@@ -330,6 +330,9 @@ def format_of(sample: Sample, dataset: config.Table) -> str | None:
 
 def spellings(values: Iterable[Any]) -> Counter[str]:
     """Return how often each text occurs, each value as ``cells.spelled`` returns it."""
+    values = list(values)
+    if bool in map(type, values):  # For Python, True is 1.
+        return Counter(map(cells.spelled, values))
     found: Counter[str] = Counter()
     for value, times in Counter(values).items():
         found[cells.spelled(value)] += times
@@ -352,7 +355,8 @@ def notes_on_categories(sample: Sample, dataset: config.Table) -> list[str]:
             f"{sum(texts[mark] for mark in marks):,} of {len(sample.values):,} rows of '{sample.name}' are {said}, "
             f"read as a value; if there is none: {na_option(marks)}"
         )
-    return notes + notes_on_alike(texts, sample.name)
+    words = spellings(value for value in sample.values if isinstance(value, str | bool | int | float))
+    return notes + notes_on_alike(words, sample.name)
 
 
 def notes_on_alike(texts: Iterable[str], column: str) -> list[str]:

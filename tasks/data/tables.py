@@ -26,7 +26,16 @@ from tasks.data.encoding.cells import (
     values_of,
     without,
 )
-from tasks.data.encoding.inputs import DELIMITERS, codec_of, names_of, noted, parsed_json, skips_spaces
+from tasks.data.encoding.inputs import (
+    DELIMITERS,
+    codec_of,
+    names_of,
+    noted,
+    parsed_json,
+    repeated,
+    repeats,
+    skips_spaces,
+)
 from tasks.system import background
 from tasks.system.errors import UserError, cut, listed
 from tasks.system.files import is_encoding
@@ -102,6 +111,14 @@ class TableFile:
         try:
             yield
         except UnicodeError as error:
+            with self.path.open("rb") as file:
+                start = file.read(64)
+            zeros = {place % 2 for place, byte in enumerate(start) if not byte}
+            if len(zeros) == 1 and not start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                order = "le" if zeros == {1} else "be"
+                raise self.refused(
+                    f"it seems to be UTF-16 without a byte order mark: --set dataset.encoding=utf-16-{order}"
+                ) from None
             found = ""
             if isinstance(error, UnicodeDecodeError):
                 found = f" ({error.object[max(0, error.start - 10) : error.end + 10]!r})"
@@ -136,6 +153,12 @@ class TableFile:
             raise UnicodeError  # UTF-16 without its mark.
         self.header_below = [dict(zip(names, row, strict=False)) for row in below]
         return names
+
+    @property
+    def encodings(self) -> dict[str, str]:
+        """The encoding of a text file that has no byte order mark and is not UTF-8, as in ``inputs.Wanted``."""
+        is_known = self.suffix == ".parquet" or codecs.lookup(self._encoding).name in ("utf-8-sig", "utf-16")
+        return {} if is_known else {"json" if self.suffix == ".jsonl" else "csv": self._dataset.encoding}
 
     def _open(self) -> TextIO:
         return self.path.open(encoding=self._encoding, newline="")
@@ -187,11 +210,13 @@ class TableFile:
         """Return rows in which one that repeats the header, as in files that were joined, has only missing values."""
         if self.has_row_names or not self._header:
             return frame
-        repeats = np.ones(len(frame), bool)
+        are_headers = np.ones(len(frame), bool)
         for name, text in zip(self.names, self._header, strict=False):
-            if name in frame and not (repeats := repeats & (frame[name] == text).to_numpy(bool)).any():
-                return frame
-        frame.loc[repeats & frame.index.isin(self._repeats)] = None
+            if name in frame:
+                same = frame[name].isin(repeated([text])) if name == self.names[0] else frame[name] == text
+                if not (are_headers := are_headers & same.to_numpy(bool)).any():
+                    return frame
+        frame.loc[are_headers & frame.index.isin(self._repeats)] = None
         return frame
 
     @cached_property
@@ -199,7 +224,9 @@ class TableFile:
         """The rows that repeat the whole header, of which a pass may read only some columns."""
         with self._open() as file:
             rows = self._csv_reader(islice(file, self.header_lines, None))
-            return [place for place, row in enumerate(row for row in rows if len(row) > 1) if row == self._header]
+            return [
+                place for place, row in enumerate(row for row in rows if len(row) > 1) if repeats(row, self._header)
+            ]
 
     def _read_csv(
         self, wanted: Mapping[str, Wanted], chunk_rows: int, codes: frozenset[str] = frozenset(), done: int = 0
@@ -322,6 +349,8 @@ class TableFile:
     def _json_rows(self) -> Iterator[dict[str, Any]]:
         with self._open() as file:
             for number, line in enumerate(file, 1):
+                if "\0" in line[:2]:
+                    raise UnicodeError  # As in _names.
                 if line.strip():
                     if isinstance(row := parsed_json(line), str):
                         is_array = number == 1 and line.lstrip().startswith("[")

@@ -25,7 +25,7 @@ def predict(
     top_k: int = 1,
     probabilities: bool = False,
     batch_size: int | None = None,
-    encoding: str = "utf-8",
+    encoding: str | None = None,
 ) -> Predicted:
     """Write a trained model's predictions for raw inputs; see ``tasks/serving/predict.py``.
 
@@ -38,7 +38,7 @@ def predict(
         top_k: number of classes in each prediction.
         probabilities: include the probabilities of all classes.
         batch_size: number of examples in a batch; None chooses it by the memory.
-        encoding: the encoding of text files.
+        encoding: the encoding of text files; None is that of the file that the model was trained on, or UTF-8.
 
     Raises:
         UserError: names the option that cannot be used.
@@ -46,7 +46,7 @@ def predict(
     _check_output(output, force)
     chosen = _format_of(output, format)
     inputs = _check_inputs(inputs)
-    if not files.is_encoding(encoding):
+    if encoding is not None and not files.is_encoding(encoding):
         raise UserError(f"--encoding {errors.cut(encoding)}: no such encoding. Allowed: utf-8, latin-1, ...")
     trained_models.check_reference(model)
     with contextlib.ExitStack() as stack:

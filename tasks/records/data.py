@@ -177,8 +177,8 @@ class PreparedDataset(Record):
     """Whether each class gives the same share to the validation examples that a run draws. Datasets of TFDS are drawn
     from without regard to classes."""
     csv: Annotated[dict[str, Any], Field(exclude_if=lambda csv: not csv)] = {}
-    """What a model's reader would not find out about a CSV file: `delimiter`, `quoting`, and the texts of the header's
-    other rows, by column."""
+    """What a model's reader would not find out about a CSV file: `delimiter`, `quoting`, the texts of the header's
+    other rows, by column, and `encodings`, that of `csv` or `json`."""
     data_version: str | None = None
     """The md5 of the prepared folder in DVC's lock. The file itself does not hold it, as it is part of that md5."""
 

@@ -300,8 +300,8 @@ class PredictionRequest(Record):
     probabilities: bool
     batch_size: int | None
     """None is as many examples as fit in 8 MiB, at most 1,024."""
-    encoding: str
-    """The encoding of text files."""
+    encoding: str | None = None
+    """The encoding of text files; None is the model's."""
 
 
 class Predicted(Record):

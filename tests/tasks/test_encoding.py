@@ -4,7 +4,7 @@ import ast
 import base64
 import io
 import sys
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +109,9 @@ def test_a_datetime_is_the_same_however_it_is_given():
     found = np.concatenate([datetimes(forms), datetimes(np.array(["2024-02-29T10:30"], "datetime64[ns]"))])
     assert (found == found[0]).all()
     assert (datetimes([date(2024, 2, 29)]) == datetimes(["2024-02-29"])).all()
+    column = {"name": "at", "kind": "datetime", "width": cells.DATETIME_WIDTH, "fill": 0, "format": "%H:%M:%S"}
+    at = Encoder(numbers(column), {}).encode({"at": ["18:30:00", time(18, 30), None]})["number"]
+    assert (at == at[0]).all(1).tolist() == [True, True, False]
 
 
 @given(st.lists(st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31)), min_size=1, max_size=4), st.sampled_from(" T"))  # noqa: DTZ001

@@ -3,10 +3,12 @@
 import gzip
 import json
 import shlex
-import time
+import time as clock
+from datetime import date, time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from flows.cli.data import _described
@@ -358,12 +360,12 @@ def test_notes_among_dates_and_numbers_are_texts(form):
 
 def test_a_time_zone_is_read_alike_on_every_machine(monkeypatch):
     monkeypatch.setenv("TZ", "Europe/Berlin")
-    time.tzset()
+    clock.tzset()
     try:
         dataset, _ = guess(csv_of(own=times_of(["2024-01-01 10:00:00 CET", "2024-07-02 11:00:00 CEST"])))
     finally:
         monkeypatch.undo()
-        time.tzset()
+        clock.tzset()
     assert dataset.columns["own"].kind == "category"
 
 
@@ -828,14 +830,28 @@ def test_utf_16_is_found_by_its_mark():
     lines = "\n".join(json.dumps({"city": city, "label": city}) for city in times_of(["Köln", "Ulm"]))
     dataset, _ = guess(lines.encode("utf-16"), name="own.jsonl")
     assert dataset.encoding == "utf-16"
-    with pytest.raises(UserError, match=r"dataset.source = 'own.csv': its text is not utf-8.+utf-16"):
-        guess(csv_of().encode("utf-16-le"))
 
 
+@pytest.mark.parametrize("name", ["own.csv", "own.jsonl"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("city", ["Köln", "Åre", "Ulm"])
+def test_utf_16_without_a_mark_is_named_and_read_again(city, encoding, name):
+    content = csv_of(city=times_of([city, "Bonn"])).replace("plain", "größe" if city == "Åre" else "plain")
+    if name == "own.jsonl":
+        rows = [json.dumps({"city": city, "x": n / 3, "label": LABELS[n]}, ensure_ascii=False) for n in range(40)]
+        content = "\n".join(rows)
+    for given in ({}, {"encoding": "utf-16"}):
+        with pytest.raises(UserError, match="seems to be UTF-16 without a byte order mark") as asked:
+            guess(content.encode(encoding), name=name, **given)
+        assert f"--set dataset.encoding={encoding}" in str(asked.value)
+    compare_readings(prepare(content.encode(encoding), name=name, encoding=encoding)[0], name)
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])  # "CSV UTF-8" files that were joined.
 @pytest.mark.parametrize("columns", [{}, {"plain": times_of(["u", "v", "w"]), "other": times_of(["p", "q"])}])
-def test_a_header_that_is_repeated_is_no_row(columns, capsys):
+def test_a_header_that_is_repeated_is_no_row(columns, mark, capsys):
     header, *rows = csv_of(**columns).splitlines()
-    content = "\n".join([header, *rows[:15], header, *rows[15:25], header, *rows[25:]])
+    content = "\n".join([header, *rows[:15], mark + header, *rows[15:25], mark + header, *rows[25:]])
     prepared, _ = prepare(content)
     assert prepared.target.class_names == ("short", "tall")
     assert num_examples(prepared) == 40
@@ -1009,7 +1025,7 @@ def compare_readings(prepared, name="own.csv"):
     known = prepared_data.encoder_config(prepared)
     encoder = Encoder(known["features"], known["vocabularies"])
     parts = []
-    for read in Reader(Wanted.of(known, prepared.features), Path.cwd(), 7, "utf-8").read([name]):
+    for read in Reader(Wanted.of(known, prepared.features), Path.cwd(), 7).read([name]):
         encoded, broken = encode_part(read, encoder, {}, "the model")
         assert not broken
         parts.append(encoded)
@@ -1077,10 +1093,42 @@ WHOLE = {
         {"quoting": "none"},
     ),
     "another delimiter": (csv_of(city=times_of(["Bonn", "Ulm"])).replace(",", "^"), {"delimiter": "^"}),
+    "encoding": (
+        csv_of(größe=times_of(["1.5", "2"]), city=times_of(["Köln", "Łódź"])).encode("cp1250"),
+        {"encoding": "cp1250"},
+    ),
     "units": (csv_of(city=times_of(["Bonn", "Ulm"])).replace("\n", "\n-,mm,-\n", 1), {"header_rows": 2}),
     "CR": (csv_of(city=times_of(["Bonn", "Ulm"])).replace("\n", "\r"), {}),
     "one column": ("text,label\n" + "\n".join(f'"line {row % 9}, and ""more""",{row % 2}' for row in range(40)), {}),
 }
+
+
+@pytest.mark.parametrize("chunk_rows", [7, 100])
+@pytest.mark.parametrize("values", [[True, 1], [1, True], [False, 0, "x"], [True, "true", 1.0, 0], [None, 5, "x"]])
+def test_a_truth_and_a_number_of_json_are_two_values(values, chunk_rows, monkeypatch):
+    """For Python, `True == 1`. Chunks may have values of different types."""
+    monkeypatch.setattr(tables, "CHUNK_ROWS", chunk_rows)
+    given = [values[row * len(values) // 40] for row in range(40)]
+    rows = [{"flag": flag, "x": row / 3, "label": LABELS[row]} for row, flag in enumerate(given)]
+    prepared, said = prepare("\n".join(map(json.dumps, rows)), name="own.jsonl")
+    expected = sorted({cells.spelled(value) for value in values} - {"None"})
+    assert sorted(json.loads(Path(prepared.features["category"].vocabulary).read_text())[0]) == expected
+    assert ("of 'flag' may mean the same, and are two values" in said) == (None not in values)
+    compare_readings(prepared, "own.jsonl")
+    prepared, said = prepare("\n".join(map(json.dumps, rows)), name="own.jsonl", target="flag", on_broken="skip")
+    assert sorted(prepared.target.class_names) == expected
+    assert ("of 'flag' may mean the same, and are two values" in said) == (None not in values)
+
+
+@pytest.mark.parametrize("moments", [[time(18, 30), time(7, 5, 30), None], [date(2024, 2, 29), date(2025, 12, 31)]])
+def test_a_time_of_parquet_is_read_as_in_csv(moments):
+    frame = pd.DataFrame({"at": times_of(moments), "plain": map(float, PLAIN), "label": LABELS})
+    expected, _ = prepare(frame.to_csv(index=False))
+    frame.to_parquet("own.parquet")
+    prepared, _ = prepare(Path("own.parquet").read_bytes(), name="own.parquet")
+    assert prepared.features == expected.features
+    assert "datetime" in [one.kind for one in prepared.features["number"].columns]
+    compare_readings(prepared, "own.parquet")
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ IMAGES = Wanted({"image": "image"}, ("image",))
 ARRAYS = Wanted({}, ("left", "right"))
 
 
-def read(wanted, *inputs, part_rows=3, encoding="utf-8", stdin=None, **more):
+def read(wanted, *inputs, part_rows=3, encoding=None, stdin=None, **more):
     reader = Reader(wanted, Path.cwd(), part_rows, encoding, stdin, **more)
     reader.check(inputs)
     try:
@@ -270,6 +271,29 @@ def test_the_encoding_of_utf_16_without_a_mark_is_named(encoding):
     with pytest.raises(BadInput, match=f"seems to be UTF-16 without a byte order mark: --encoding {encoding}$"):
         read(TABLE, "t.csv")
     assert flat(read(TABLE, "t.csv", encoding=encoding), "city") == ["Ulm"]
+
+
+def test_a_file_has_the_encoding_of_the_model_unless_its_mark_or_the_user_says_another():
+    wanted = Wanted({"größe": "number", "city": "category"}, ("number", "category"), encodings={"csv": "cp1252"})
+    text = "größe,city\n3,Köln\n"
+    for encoding in ("cp1252", "utf-8-sig", "utf-16", "utf-32"):
+        Path("t.csv").write_text(text, encoding)
+        assert flat(read(wanted, "t.csv"), "city") == ["Köln"]
+    Path("t.csv").write_text(text)
+    assert flat(read(wanted, "t.csv", encoding="utf-8"), "city") == ["Köln"]
+    with pytest.raises(BadInput, match=r"Its text is read as cp1252: if it is not, set --encoding, such as utf-8$"):
+        read(wanted, "t.csv")
+    Path("t.csv").write_text(text, "cp1252")
+    with pytest.raises(BadInput, match=r"Its text is read as utf-8: if it is not, set --encoding, such as cp1252$"):
+        read(wanted, "t.csv", encoding="utf-8")
+    Path("t.jsonl").write_text('{"größe": 3, "city": "Köln"}\n')
+    assert flat(read(wanted, "t.jsonl"), "city") == ["Köln"], "the model's table was CSV, and JSON is UTF-8"
+    Path("t.csv").write_text("größe,city\n3,Köln\n4\n", "utf-16-le")
+    wanted = replace(wanted, encodings={"csv": "utf-16-le"})
+    assert flat(read(wanted, "t.csv"), "city")[:1] == ["Köln"]
+    Path("t.csv").write_text("size,city\n3,ab\n")
+    with pytest.raises(BadInput, match=r"cannot be read .*utf-16.* Set its encoding, such as --encoding utf-8$"):
+        read(wanted, "t.csv")
 
 
 def test_a_text_of_a_folder_may_have_utf_16():

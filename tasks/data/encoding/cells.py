@@ -5,7 +5,7 @@ import re
 import string
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
-from datetime import date
+from datetime import date, time
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -129,15 +129,28 @@ def values_of(column: Any, wanted: Wanted) -> Values:
         with contextlib.suppress(ValueError):  # Arrow reads only complete ISO 8601, but in a ninth of the time.
             return column.astype("timestamp[us][pyarrow]").to_numpy("datetime64[us]")
     found = column.to_numpy(object, na_value=None)
-    if pd.api.types.infer_dtype(found, skipna=True) != "string":
+    kind = pd.api.types.infer_dtype(found, skipna=True)
+    if kind == "time" or kind.startswith("mixed"):
+        found = np.fromiter(map(_without_time, found), object, len(found))
+    if kind != "string":
         plain = (value.tolist() if isinstance(value, np.ndarray) else value for value in found)
         found = np.fromiter(plain, object, len(found))
     if wanted == "repeated" and not any(isinstance(value, list | dict) for value in found):
-        return pd.Categorical.from_codes(*pd.factorize(found))
+        if kind.startswith("mixed"):  # For Python, True is 1.
+            found = np.fromiter(
+                (str(value) if isinstance(value, bool) else value for value in found), object, len(found)
+            )
+        places, values = pd.factorize(found)
+        return pd.Categorical.from_codes(places, values.astype(str) if kind == "boolean" else values)
     if wanted == "datetime" or "%" in wanted:
         with contextlib.suppress(BadValue):  # Of a row that is perhaps left out; who encodes it names it.
             return instants(found, "", None if wanted == "datetime" else wanted)
     return found
+
+
+def _without_time(value: Any) -> Any:
+    """Return a time of day as text in ISO 8601, as CSV has it, and any other value as it is."""
+    return value.isoformat() if isinstance(value, time) else value
 
 
 def rows_of(values: Values) -> Sequence[Any]:
@@ -360,7 +373,8 @@ def instants(values: Values, column: str, form: str | None = None) -> npt.NDArra
 
     given = values = np.fromiter(rows_of(values), object, len(values)) if hasattr(values, "codes") else values
     if pd.api.types.infer_dtype(values, skipna=True) != "string":
-        given = [value if isinstance(value, (str, date, np.datetime64)) else None for value in values]
+        known = (str, date, time, np.datetime64)
+        given = [_without_time(value) if isinstance(value, known) else None for value in values]
     found = parsed(given)
     rows = np.flatnonzero(np.isnat(found))
     others = [values[row] for row in rows.tolist()]

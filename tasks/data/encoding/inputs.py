@@ -47,6 +47,13 @@ LINES_ABOVE = 20
 """The most lines of CSV that may precede the header."""
 NAMING_ROWS = 1_000
 """The number of first rows of JSON lines whose keys define the columns, for any size of parts."""
+MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",  # Before that of UTF-16, with which it begins.
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+"""Codecs by byte order mark."""
 PEEKED = 4096
 SHOWN = 20
 """The most columns in a message."""
@@ -90,6 +97,8 @@ class Wanted:
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
     header_rows: Sequence[Mapping[str, str]] = ()
     """Rows of CSV by column that belong to the header, such as units; a file may lack them."""
+    encodings: Mapping[str, str] = field(default_factory=dict)
+    """The encoding of CSV and other text (``csv``), or of JSON lines (``json``), if it is not UTF-8."""
 
     @classmethod
     def of(cls, known: Mapping[str, Any], takes: Iterable[str]) -> "Wanted":
@@ -98,7 +107,7 @@ class Wanted:
         written = known.get("csv", {})
         quoting: Literal[0, 3] = csv.QUOTE_NONE if written.get("quoting") == "none" else csv.QUOTE_MINIMAL
         delimiters, header_rows = written.get("delimiter", "") + DELIMITERS, written.get("header_rows", ())
-        return cls(columns, tuple(takes), delimiters, quoting, header_rows)
+        return cls(columns, tuple(takes), delimiters, quoting, header_rows, written.get("encodings", {}))
 
     def count(self, lines: Sequence[str], delimiter: str, columns: Sequence[str]) -> int:
         """Return how many of the columns occur in the first row of CSV; without columns, its number of values."""
@@ -159,24 +168,30 @@ class Reader:
     folder: Path
     """Relative paths start here."""
     part_rows: int
-    encoding: str
+    encoding: str | None = None
+    """Of all texts, instead of a file's byte order mark or the model's encoding."""
     stdin: io.FileIO | None = None
     """Unbuffered: a read returns the bytes that are already in the pipe."""
 
-    @property
-    def _contradiction(self) -> str:
-        """Why a text with bytes of another encoding is broken."""
-        return f"is not {self.encoding}: set its encoding, such as --encoding latin-1"
+    def _encoding(self, kind: str) -> str:
+        return self.encoding or self.wanted.encodings.get(kind, "utf-8")
 
-    def _codec_of(self, start: bytes) -> str:
-        """Return the codec of a text that begins with these bytes: UTF-16 has a byte order mark."""
-        codec = codec_of(self.encoding)
-        is_utf16 = codec == "utf-8-sig" and start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        return "utf-16" if is_utf16 else codec
+    def _contradiction(self, kind: str = "csv") -> str:
+        """Return why a text with bytes of another encoding is broken; ``kind`` is a key of ``Wanted.encodings``."""
+        encoding = self._encoding(kind)
+        other = "latin-1" if codec_of(encoding) == "utf-8-sig" else "utf-8"
+        return f"is not {encoding}: set its encoding, such as --encoding {other}"
 
-    def _open_text(self, file: "io.BufferedReader[Any]") -> io.TextIOWrapper:
+    def _codec_of(self, start: bytes, kind: str = "csv") -> str:
+        """Return the codec of a text that begins with these bytes, perhaps a byte order mark."""
+        codec = codec_of(self._encoding(kind))
+        if self.encoding is None or codec == "utf-8-sig":
+            codec = next((own for mark, own in MARKS.items() if start.startswith(mark)), codec)
+        return codec
+
+    def _open_text(self, file: "io.BufferedReader[Any]", kind: str = "csv") -> io.TextIOWrapper:
         """Return the text of a file; a byte of another encoding breaks only its own row."""
-        return io.TextIOWrapper(file, self._codec_of(file.peek(2)), "surrogateescape", newline="")
+        return io.TextIOWrapper(file, self._codec_of(file.peek(4), kind), "surrogateescape", newline="")
 
     def check(self, inputs: Sequence[str]) -> None:
         """Refuse inputs that the model cannot take, before any computation.
@@ -209,7 +224,9 @@ class Reader:
                 except BadInput:
                     raise
                 except (OSError, OverflowError, TypeError, ValueError, csv.Error) as error:
-                    raise BadInput(f"'{name}' cannot be read ({_in_one_line(error)})") from None
+                    # Only some encodings keep their foreign bytes.
+                    hint = ". Set its encoding, such as --encoding utf-8" if isinstance(error, UnicodeError) else ""
+                    raise BadInput(f"'{name}' cannot be read ({_in_one_line(error)}){hint}") from None
 
     def _names_pictures(self, name: str) -> bool:
         """Return whether an input is an image file or a folder of images."""
@@ -276,7 +293,7 @@ class Reader:
     def _of_lines(self, file: "io.BufferedReader[Any]") -> Iterator[Row]:
         with self._open_text(file) as text:
             for line in text:
-                yield self._contradiction if has_foreign_bytes(line) else [line.rstrip("\r\n")]
+                yield self._contradiction() if has_foreign_bytes(line) else [line.rstrip("\r\n")]
 
     def _text_of(self, path: Path) -> Row:
         """Return the content of a file, or the reason why it is not text."""
@@ -288,7 +305,7 @@ class Reader:
             content = path.read_bytes()
             return [content.decode(self._codec_of(content))]
         except UnicodeError:
-            return self._contradiction
+            return self._contradiction()
         except OSError as error:
             return f"cannot be read ({error.strerror})"
 
@@ -318,7 +335,7 @@ class Reader:
             names = names_of(top, below)
             if by_place:
                 names = [f"column_{place}" for place in range(1, len(top) + 1)]
-            check_columns(name, columns, names)
+            check_columns(name, columns, names, self._encoding("csv"))
             places = [names.index(column) for column in columns]
             # Two places, because itemgetter returns no sequence for one.
             header_row = [] if by_place else top
@@ -328,15 +345,15 @@ class Reader:
                 if isinstance(row, str):
                     yield row
                 elif (values := pick(row)[:-1]) not in other_headers:
-                    yield self._contradiction if has_foreign_bytes("".join(values)) else values
+                    yield self._contradiction() if has_foreign_bytes("".join(values)) else values
 
     def _of_json(self, name: str, file: "io.BufferedReader[Any]") -> Iterator[Row]:
         """Yield the objects of JSON lines; a row may omit missing values, but each column must be in one of the first
         ``NAMING_ROWS``."""
         columns = list(self.wanted.columns)
-        with self._open_text(file) as text:
+        with self._open_text(file, "json") as text:
             rows = (
-                self._contradiction if has_foreign_bytes(line) else parsed_json(line, columns)
+                self._contradiction("json") if has_foreign_bytes(line) else parsed_json(line, columns)
                 for line in text
                 if line.strip()
             )
@@ -439,17 +456,27 @@ def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def check_columns(name: str, columns: Sequence[str], there: Sequence[str]) -> None:
+def check_columns(name: str, columns: Sequence[str], there: Sequence[str], encoding: str = "utf-8") -> None:
     """Refuse a table without the columns that a model takes, or with one of them more than once.
+
+    Args:
+        name: of the file.
+        columns: that the model takes.
+        there: those of the file.
+        encoding: in which its text is read.
 
     Raises:
         BadInput: names them.
     """
     if absent := [one for one in columns if one not in there]:
-        first, hint = "".join(there[:1]), ""
+        first, names, hint = "".join(there[:1]), "".join(there), ""
+        is_utf8 = codec_of(encoding) == "utf-8-sig"
         if "\0" in first:
             order = "be" if first.startswith("\0") else "le"
             hint = f". It seems to be UTF-16 without a byte order mark: --encoding utf-16-{order}"
+        elif has_foreign_bytes(names) or not (is_utf8 or names.isascii()):
+            other = "cp1252" if is_utf8 else "utf-8"
+            hint = f". Its text is read as {encoding}: if it is not, set --encoding, such as {other}"
         raise BadInput(
             f"'{name}' is missing the {'column' if len(absent) == 1 else 'columns'} {', '.join(map(repr, absent))}. "
             f"It has: {', '.join(map(repr, there))[:1000] or 'nothing'}{hint}"
@@ -484,6 +511,16 @@ def skips_spaces(lines: Sequence[str], delimiter: str) -> bool:
     return any(re.search(rf'{re.escape(delimiter)} +"', line) for line in lines[:LINES_ABOVE])
 
 
+def repeats(row: Sequence[str], header: Sequence[str]) -> bool:
+    """Return whether a row of CSV repeats the header, perhaps with the byte order mark of a file that was appended."""
+    return len(row) > 1 and row[0] in repeated(header) and row[1:] == header[1:]
+
+
+def repeated(header: Sequence[str]) -> tuple[str, ...]:
+    """Return the forms of the first name in a header that is repeated."""
+    return tuple(form for name in header[:1] for form in (name, f"\ufeff{name}", f'\ufeff"{name}"'))
+
+
 def noted(lines: Iterable[str], notes: list[str]) -> Iterator[str]:
     """Yield lines, each after it was added to ``notes``."""
     for line in lines:
@@ -506,7 +543,7 @@ def _rows_of_csv(
                 row = line.rstrip("\r\n").split(delimiter)
                 yield row if len(row) == width else f"not a valid CSV row ({error})"
             continue
-        if row == header and len(row) > 1:
+        if row[-1:] == header[-1:] and repeats(row, header):
             yield "repeats the header"
         elif len(row) == width:
             yield row

@@ -97,7 +97,7 @@ def main(about: str | None, load: Callable[[], Predictor], arguments: Sequence[s
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="+", metavar="FILE", help="a file, a folder of images or texts, or -")
-    parser.add_argument("--encoding", default="utf-8", help="of texts and tables, such as latin-1")
+    parser.add_argument("--encoding", help="of texts and tables, such as latin-1; by default as in training, or utf-8")
     asked = parser.parse_args(arguments)
     # An image that is too large when decompressed gets a line with its error.
     warnings.filterwarnings("error", message="Image size .* exceeds limit")

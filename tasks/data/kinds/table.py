@@ -111,7 +111,8 @@ def of_rows(table: "ScannedTable") -> Examples:
     if table.weights is not None and not table.weights[rows_of("train")].any():
         raise table.refuse("weight", "all rows of the training split have the weight 0")
     features, vocabularies = features_of(dataset, _fitted(table, parts), table.shapes)
-    written = {"delimiter": dataset.delimiter, "quoting": dataset.quoting, "header_rows": table.header_below}
+    written: dict[str, Any] = {"delimiter": dataset.delimiter, "quoting": dataset.quoting}
+    written |= {"header_rows": table.header_below, "encodings": table.encodings}
     held_out = None
     if "test" in made and dataset.time is None:
         held_out = HeldOut(num_examples=len(rows_of("test")), seed=dataset.seed)
@@ -163,6 +164,7 @@ class ScannedTable:
         self._wanted = roles | self.features
         self.named_target = f", dataset.target = '{dataset.target[0]}'" if isinstance(file, TableFile) else ""
         self.header_below = file.header_below if isinstance(file, TableFile) else []
+        self.encodings = file.encodings if isinstance(file, TableFile) else {}
         strict = {name: one.missing for name, one in self.kinds.items() if one.missing != "fill"}
         images = [name for name, one in self.kinds.items() if one.kind == "image"]
         parts = [chunk for _, chunk in self.chunks({*roles, *strict, *images})]
@@ -430,7 +432,11 @@ def _labels_of(text: str, separator: str) -> list[str]:
 
 def _joined(parts: Sequence[Values]) -> Values:
     """Return the values of all parts of a column."""
-    return union_categoricals(parts) if all(hasattr(one, "codes") for one in parts) else np.concatenate(parts)
+    if not all(hasattr(one, "codes") for one in parts):
+        return np.concatenate(parts)
+    if len({one.categories.dtype for one in parts}) > 1:  # Numbers, and words in a later chunk of JSON.
+        parts = [pd.Categorical.from_codes(one.codes, one.categories.astype(object)) for one in parts]
+    return union_categoricals(parts)
 
 
 def split(table: ScannedTable) -> tuple[npt.NDArray[np.int8], set[str]]:
