@@ -76,6 +76,16 @@ def test_what_is_broken_is_the_error_of_its_row_and_what_is_no_table_one_message
     assert ask("b.csv") == (2, [], "error: 'b.csv' is missing the column 'floor'. It has: 'rooms', 'town'\n")
 
 
+def test_a_table_has_the_encoding_of_the_training_unless_another_one_is_given(program):
+    ask = program(FLATS)
+    file = ask.model().folder / "encoding.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"csv": {"encodings": {"csv": "cp1252"}}}))
+    Path("a.csv").write_text("rooms,floor,town\n1,2,Köln\n", "cp1252")
+    assert [line["error"] for line in ask("a.csv")[1]] == [None]
+    (line,) = ask("a.csv", "--encoding", "utf-8")[1]
+    assert line["error"] == "is not utf-8: set its encoding, such as --encoding latin-1"
+
+
 def test_arrays_of_another_type_are_taken_where_it_holds_their_numbers(program):
     ask = program(inputs=[("pixels", [2], "uint8")])
     np.save("wide.npy", np.array([[1, 2], [0, 255]], np.int64))
