@@ -33,7 +33,6 @@ from tasks.data.encoding.inputs import (
     noted,
     parsed_json,
     repeated,
-    repeats,
     skips_spaces,
 )
 from tasks.system import background
@@ -224,9 +223,9 @@ class TableFile:
         """The rows that repeat the whole header, of which a pass may read only some columns."""
         with self._open() as file:
             rows = self._csv_reader(islice(file, self.header_lines, None))
-            return [
-                place for place, row in enumerate(row for row in rows if len(row) > 1) if repeats(row, self._header)
-            ]
+            several = enumerate(row for row in rows if len(row) > 1)
+            first, others = repeated(self._header), self._header[1:]
+            return [place for place, row in several if row[1:] == others and row[0] in first]
 
     def _read_csv(
         self, wanted: Mapping[str, Wanted], chunk_rows: int, codes: frozenset[str] = frozenset(), done: int = 0
@@ -349,10 +348,10 @@ class TableFile:
     def _json_rows(self) -> Iterator[dict[str, Any]]:
         with self._open() as file:
             for number, line in enumerate(file, 1):
-                if "\0" in line[:2]:
-                    raise UnicodeError  # As in _names.
                 if line.strip():
                     if isinstance(row := parsed_json(line), str):
+                        if "\0" in line[:2]:
+                            raise UnicodeError  # As in _names.
                         is_array = number == 1 and line.lstrip().startswith("[")
                         hint = ". It seems to be a JSON array: write one object per line" if is_array else ""
                         raise self.refused(f"line {number} is {row}{hint}")

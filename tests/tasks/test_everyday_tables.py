@@ -847,10 +847,12 @@ def test_utf_16_without_a_mark_is_named_and_read_again(city, encoding, name):
     compare_readings(prepare(content.encode(encoding), name=name, encoding=encoding)[0], name)
 
 
+@pytest.mark.parametrize("quote", ["", '"'])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])  # "CSV UTF-8" files that were joined.
 @pytest.mark.parametrize("columns", [{}, {"plain": times_of(["u", "v", "w"]), "other": times_of(["p", "q"])}])
-def test_a_header_that_is_repeated_is_no_row(columns, mark, capsys):
+def test_a_header_that_is_repeated_is_no_row(columns, mark, quote, capsys):
     header, *rows = csv_of(**columns).splitlines()
+    header = quote + header.replace(",", f"{quote},{quote}") + quote
     content = "\n".join([header, *rows[:15], mark + header, *rows[15:25], mark + header, *rows[25:]])
     prepared, _ = prepare(content)
     assert prepared.target.class_names == ("short", "tall")

@@ -457,13 +457,8 @@ def _in_one_line(error: Exception) -> str:
 
 
 def check_columns(name: str, columns: Sequence[str], there: Sequence[str], encoding: str = "utf-8") -> None:
-    """Refuse a table without the columns that a model takes, or with one of them more than once.
-
-    Args:
-        name: of the file.
-        columns: that the model takes.
-        there: those of the file.
-        encoding: in which its text is read.
+    """Refuse a table without the columns that a model takes, or with one of them more than once; ``encoding`` is that
+    in which its text is read.
 
     Raises:
         BadInput: names them.
@@ -511,13 +506,8 @@ def skips_spaces(lines: Sequence[str], delimiter: str) -> bool:
     return any(re.search(rf'{re.escape(delimiter)} +"', line) for line in lines[:LINES_ABOVE])
 
 
-def repeats(row: Sequence[str], header: Sequence[str]) -> bool:
-    """Return whether a row of CSV repeats the header, perhaps with the byte order mark of a file that was appended."""
-    return len(row) > 1 and row[0] in repeated(header) and row[1:] == header[1:]
-
-
 def repeated(header: Sequence[str]) -> tuple[str, ...]:
-    """Return the forms of the first name in a header that is repeated."""
+    """Return the first name of a header as rows repeat it, perhaps with the byte order mark of a joined file."""
     return tuple(form for name in header[:1] for form in (name, f"\ufeff{name}", f'\ufeff"{name}"'))
 
 
@@ -532,6 +522,7 @@ def _rows_of_csv(
     reader: Any, of_row: list[str], width: int, delimiter: str, header: list[str]
 ) -> Iterator[list[str] | str]:
     """Yield the values of each row, or the reason why it is invalid; ``of_row`` gets the lines that are read."""
+    first_names = repeated(header)
     while True:
         of_row.clear()
         try:
@@ -543,7 +534,7 @@ def _rows_of_csv(
                 row = line.rstrip("\r\n").split(delimiter)
                 yield row if len(row) == width else f"not a valid CSV row ({error})"
             continue
-        if row[-1:] == header[-1:] and repeats(row, header):
+        if len(row) > 1 and row[0] in first_names and row[1:] == header[1:]:
             yield "repeats the header"
         elif len(row) == width:
             yield row
