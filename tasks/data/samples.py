@@ -218,13 +218,14 @@ def decimal_mark(dataset: config.Table, looked: Iterable[Sample], delimiter: str
         are_words.update(dataset.target)
     for sample in looked:
         texts = [value for value in sample.told if isinstance(value, str)]
-        marked = [text for text in texts if MARKED.search(text)]
+        marked = [text for text in texts if "," in text or "." in text]
         if not marked or sample.name in are_words:
             continue
-        readings: list[str] = []
-        for most in (0.0, dates.MISTAKES):  # A reading with mistakes counts only if no other one fits all values.
-            fitting = (mark for mark in ".," if replace(sample, told=texts, decimal=mark).are_numbers(most))
-            readings = readings or [*fitting]
+        read_as = {mark: replace(sample, told=texts, decimal=mark) for mark in ".,"}
+        readings = [mark for mark, one in read_as.items() if one.are_numbers()]
+        if not readings:  # A reading with mistakes counts only if no other one fits all values.
+            marked = [text for text in marked if MARKED.search(text)]
+            readings = [mark for mark, one in read_as.items() if marked and one.are_numbers(dates.MISTAKES)]
         with_currency = len(readings) > 1 and re.search(cells.CURRENCY, "\n".join(marked)) is not None
         if len(readings) == 1:
             found[readings[0]][sample.name] = marked[0]

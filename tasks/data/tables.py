@@ -212,6 +212,8 @@ class TableFile:
         are_headers = np.ones(len(frame), bool)
         for name, text in zip(self.names, self._header, strict=False):
             if name in frame:
+                if frame[name].dtype.kind in "fiub":  # At once: a header would make it texts.
+                    return frame
                 same = frame[name].isin(repeated([text])) if name == self.names[0] else frame[name] == text
                 if not (are_headers := are_headers & same.to_numpy(bool)).any():
                     return frame
