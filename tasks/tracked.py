@@ -15,15 +15,7 @@ from tasks.evaluate import evaluate as evaluate_stage
 from tasks.evaluation import gate
 from tasks.input.order import carve
 from tasks.input.sources import augmented_examples
-from tasks.records import (
-    EvaluationResult,
-    Limits,
-    ModelVersion,
-    PreparedDataset,
-    RegisteredModel,
-    Run,
-    TrainingResult,
-)
+from tasks.records import EvaluationResult, Limits, ModelVersion, PreparedDataset, RegisteredModel, Run, TrainingResult
 from tasks.register import register as register_stage
 from tasks.reports import charts, page
 from tasks.reports.tables import history_table

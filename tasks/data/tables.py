@@ -26,15 +26,7 @@ from tasks.data.encoding.cells import (
     values_of,
     without,
 )
-from tasks.data.encoding.inputs import (
-    DELIMITERS,
-    codec_of,
-    names_of,
-    noted,
-    parsed_json,
-    repeated,
-    skips_spaces,
-)
+from tasks.data.encoding.inputs import DELIMITERS, codec_of, names_of, noted, parsed_json, repeated, skips_spaces
 from tasks.system import background
 from tasks.system.errors import UserError, cut, listed
 from tasks.system.files import is_encoding
@@ -78,7 +70,7 @@ class TableFile:
         self._kept: list[Chunk] = []
         self.header_lines = 0
         self._header: list[str] = []
-        self.header_below: list[dict[str, str]] = []
+        self._header_below: list[dict[str, str]] = []
         """The texts of the header's other rows, such as units, by column."""
         self._skips_spaces = False
         self.has_row_names = False
@@ -150,14 +142,21 @@ class TableFile:
             self.has_row_names = len(names) > len(first) and names[: len(first)] != names_of(first, [])
         if any("\0" in name for name in names):
             raise UnicodeError  # UTF-16 without its mark.
-        self.header_below = [dict(zip(names, row, strict=False)) for row in below]
+        self._header_below = [dict(zip(names, row, strict=False)) for row in below]
         return names
 
     @property
-    def encodings(self) -> dict[str, str]:
-        """The encoding of a text file that has no byte order mark and is not UTF-8, as in ``inputs.Wanted``."""
+    def as_written(self) -> dict[str, Any]:
+        """What a model's reader would not find out about such a file, see ``records.PreparedDataset.csv``."""
         is_known = self.suffix == ".parquet" or codecs.lookup(self._encoding).name in ("utf-8-sig", "utf-16")
-        return {} if is_known else {"json" if self.suffix == ".jsonl" else "csv": self._dataset.encoding}
+        kind = "json" if self.suffix == ".jsonl" else "csv"
+        found = {
+            "delimiter": self._dataset.delimiter,
+            "quoting": self._dataset.quoting,
+            "header_rows": self._header_below,
+            "encodings": {} if is_known else {kind: self._dataset.encoding},
+        }
+        return {key: own for key, own in found.items() if own and own not in (*DELIMITERS, "minimal")}
 
     def _open(self) -> TextIO:
         return self.path.open(encoding=self._encoding, newline="")

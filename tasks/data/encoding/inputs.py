@@ -49,7 +49,6 @@ NAMING_ROWS = 1_000
 """The number of first rows of JSON lines whose keys define the columns, for any size of parts."""
 MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",  # Before that of UTF-16, with which it begins.
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }

@@ -22,6 +22,7 @@ from tasks.data.kinds import Examples, missing_words, table, with_class_names
 from tasks.data.samples import notes_on_alike
 from tasks.data.splits import WORDS
 from tasks.records import Target
+from tasks.system import units
 from tasks.system.errors import UserError, listed, one_of, printable
 
 SPLIT_WORDS = {
@@ -99,7 +100,7 @@ def examples(dataset: config.ImageFolder) -> Examples:
     if line:
         print(line, file=sys.stderr)
     if stray:
-        named = f"{_counted(len(stray))} in no class folder, such as {printable(min(stray))}"
+        named = f"{units.count(len(stray), 'image')} in no class folder, such as {printable(min(stray))}"
         print(f"left out: {named}", file=sys.stderr)
     names = sorted({image.label for image in images})
     splits, labels, paths = np.array(images, object).T
@@ -229,7 +230,7 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
     left_out = ""
     if flat and labelled and named and are_all and "train" not in map(named.get, flat):
         count = sum(path.lower().endswith(PICTURES) for name in flat for path in _files(folders[name], source))
-        left_out = f"; left out: {_counted(count)} in {listed(flat, 3)}, without class folders"
+        left_out = f"; left out: {units.count(count, 'image')} in {listed(flat, 3)}, without class folders"
         folders = {name: folders[name] for name in labelled}
         inside = {name: inside[name] for name in labelled}
         named = {name: split for name, split in named.items() if name in folders}
@@ -278,10 +279,6 @@ def _as_splits(folders: Mapping[str, Path]) -> str:
     rest = iter([split for split in ("train", "test", "validation") if split not in named.values()])
     found = {name: split or next(rest, "train") for name, split in named.items()}
     return _as_setting(found if "train" in found.values() else {**found, next(iter(found)): "train"})
-
-
-def _counted(images: int) -> str:
-    return f"{images:,} {'image' if images == 1 else 'images'}"
 
 
 def _as_setting(splits: Mapping[str, str]) -> str:

@@ -22,7 +22,6 @@ from tasks.data import splits
 from tasks.data.columns import check_complete, checked, fill_in, top_of
 from tasks.data.encoding import BrokenImages, Encoder, cells
 from tasks.data.encoding.cells import BadValue, Values, Wanted
-from tasks.data.encoding.inputs import DELIMITERS
 from tasks.data.encoding.pictures import inside
 from tasks.data.fitting import Statistics, features_of, sort_classes
 from tasks.data.images import Header, common_size, read_header, refuse_broken
@@ -111,8 +110,6 @@ def of_rows(table: "ScannedTable") -> Examples:
     if table.weights is not None and not table.weights[rows_of("train")].any():
         raise table.refuse("weight", "all rows of the training split have the weight 0")
     features, vocabularies = features_of(dataset, _fitted(table, parts), table.shapes)
-    written: dict[str, Any] = {"delimiter": dataset.delimiter, "quoting": dataset.quoting}
-    written |= {"header_rows": table.header_below, "encodings": table.encodings}
     held_out = None
     if "test" in made and dataset.time is None:
         held_out = HeldOut(num_examples=len(rows_of("test")), seed=dataset.seed)
@@ -128,8 +125,7 @@ def of_rows(table: "ScannedTable") -> Examples:
         rows_of=rows_of,
         name_of=lambda split, row: f"row {rows_of(split)[row] + 1}",
         metadata_of=(lambda split: _metadata(table, rows_of(split))) if dataset.metadata else None,
-        # What a model's reader would not find out about a CSV file.
-        origin={"csv": {key: own for key, own in written.items() if own and own not in (*DELIMITERS, "minimal")}},
+        origin={"csv": table.csv},
     )
 
 
@@ -163,8 +159,7 @@ class ScannedTable:
             raise self.refuse("columns", "leaves no column to learn from: set one to a kind other than ignore")
         self._wanted = roles | self.features
         self.named_target = f", dataset.target = '{dataset.target[0]}'" if isinstance(file, TableFile) else ""
-        self.header_below = file.header_below if isinstance(file, TableFile) else []
-        self.encodings = file.encodings if isinstance(file, TableFile) else {}
+        self.csv = file.as_written if isinstance(file, TableFile) else {}
         strict = {name: one.missing for name, one in self.kinds.items() if one.missing != "fill"}
         images = [name for name, one in self.kinds.items() if one.kind == "image"]
         parts = [chunk for _, chunk in self.chunks({*roles, *strict, *images})]
