@@ -283,8 +283,9 @@ class TableFile:
         ragged: list[tuple[int, list[str], str]] = []
         count, end = 0, above
         of_row: list[str] = []
-        several: list[tuple[int, int, str]] = []
-        """Rows of several lines: the first and the last line, and the text if each line alone would be a row."""
+        several: list[tuple[int, int, bool]] = []
+        """Rows of several lines: the first and the last line, and whether each line alone would be a row."""
+        shown = ""
         with self._open() as file:
             rows = self._csv_reader(noted(islice(file, above, None), of_row), strict=True)
             try:
@@ -295,7 +296,8 @@ class TableFile:
                         ragged = ragged or [(first, row, of_row[-1])]
                     if len(of_row) > 1:
                         are_rows = all(text.count(self.delimiter) == width - 1 for text in of_row)
-                        several.append((first, end, "".join(of_row) if are_rows else ""))
+                        several.append((first, end, are_rows))
+                        shown = shown or cut(repr("".join(of_row)), 80)
                     of_row.clear()
             except csv.Error as error:
                 raise self.refused(
@@ -311,10 +313,10 @@ class TableFile:
                 f"values that contain {self.delimiter!r}, or set another delimiter (--set dataset.delimiter=';') or "
                 "header line (--set dataset.header=2)"
             )
-        if self._dataset.quoting is None and width > 1 and several and all(text for *_, text in several):
-            first, end, text = several[0]
+        if self._dataset.quoting is None and width > 1 and several and all(are_rows for *_, are_rows in several):
+            first, end, _ = several[0]
             raise self.refused(
-                f"line {first} opens a quote that line {end} closes, {cut(repr(text), 80)}: either each of these lines "
+                f"line {first} opens a quote that line {end} closes, {shown}: either each of these lines "
                 "is a row, or they are one value. Use --set dataset.quoting=none if each is a row, or --set "
                 "dataset.quoting=minimal if it is one value"
             )

@@ -1220,7 +1220,7 @@ def test_the_users_own_words_for_a_missing_value_are_missing_in_training_and_pre
         prepare(csv_of(own=[*times_of(["1.5", "2.5"], 39), "keine Angabe"]))
     own = times_of(["1.5", "keine Angabe", "-999", "2.5"])
     content = csv_of(own=own, word=times_of(["red", "keine Angabe", "blue", "-999"]))
-    prepared, _ = prepare(content, na_values=[-999, "keine Angabe"])
+    prepared, _ = prepare(content, na_values=[-999, "keine Angabe", "..."])
     assert set(numbers_of(prepared, "own")) == {1.5, 2.0, 2.5}
     vocabulary = json.loads(Path(prepared.features["category"].vocabulary).read_text())
     assert sorted(vocabulary[0]) == ["blue", "red"]

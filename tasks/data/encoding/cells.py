@@ -168,7 +168,7 @@ def without(values: Values, na_values: Collection[str]) -> Values:
     if hasattr(values, "codes"):
         return values.remove_categories([one for one in values.categories if spelled(one) in na_values])
     if isinstance(values, np.ndarray) and values.dtype.kind in "fiu":
-        numbers_of = [float(one) for one in na_values if re.fullmatch(r"[+-]?[\d.]+", one)]
+        numbers_of = [float(one) for one in na_values if re.fullmatch(r"[+-]?\d+(\.\d+)?", one)]
         return np.where(np.isin(values, numbers_of), np.nan, values.astype(np.float64))
     if isinstance(values, np.ndarray) and values.dtype != object:
         return values

@@ -223,9 +223,8 @@ class ScannedTable:
         if bad.column in self.dataset.target:
             setting = "dataset.task=classification" if len(self.dataset.target) == 1 else "another dataset.target"
         setting = setting or f"dataset.columns.{bad.column} = category, text or ignore"
-        missing = (
-            f"; if it means that there is no value: {na_option([bad.value])}" if isinstance(bad.value, str) else ""
-        )
+        is_word = isinstance(bad.value, str) and len(bad.value) < 40
+        missing = f"; if it means that there is no value: {na_option([str(bad.value)])}" if is_word else ""
         return UserError(
             f"dataset.source = '{self.dataset.source}': the column '{bad.column}' has the value "
             f"{cut(repr(bad.value), 80)} in row {row + 1}, counted without the header, which {bad.reason}. Fix it, or "
