@@ -257,7 +257,7 @@ class ScannedTable:
                 if isinstance(value, str) and COMMA.fullmatch(value):
                     raise UserError(
                         f"dataset.source = '{self.dataset.source}': the column '{name}' has {cut(repr(value), 80)} in "
-                        f"row {row}, without the header. Its comma may be a decimal mark or separate thousands: "
+                        f"row {row} below the header. Its comma may be a decimal mark or separate thousands: "
                         "--set \"dataset.decimal=','\" or --set \"dataset.decimal='.'\""
                     )
 
