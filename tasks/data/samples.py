@@ -196,9 +196,12 @@ def refuse_second_header(dataset: config.Table, looked: Sequence[Sample]) -> Non
             f"{as_words(name, dataset)}"
         )
     # A survey has a column for each choice of a question: the header has the question, and the row below the choice.
-    choices = [one for one in looked if re.fullmatch(r"column \d+", one.name) and set(one.present) == {one.values[0]}]
-    targets = [one for one in looked if one.name in dataset.target]
-    if choices and all(one.values[0] not in one.values[1:] or not one.values[0] for one in targets):
+    unnamed = [one for one in looked if one.present and re.fullmatch(r"column \d+", one.name)]
+    choices = [one for one in unnamed if set(one.present) == {one.values[0]}]
+    of_targets = [(one, one.values[0]) for one in looked if choices and one.name in dataset.target]
+    if choices and all(
+        not first or not (first in one.values[1:] or are_numbers(one, 0, 1)) for one, first in of_targets
+    ):
         raise UserError(
             f"dataset.source = '{dataset.source}': the first row below the header has {shown(choices[0].values[0])} in "
             f"'{choices[0].name}', which has no name, and no other value is in that column. If the row belongs to the "

@@ -1243,6 +1243,14 @@ def test_a_row_with_the_choices_of_a_survey_is_asked_about(first):
     assert sum(split.num_examples for split in prepared.splits.values()) == 40
 
 
+def test_a_remark_in_the_first_row_of_a_column_without_a_name_asks_nothing():
+    content = csv_of(own=times_of(["1", "2", "4"])).replace("\n", ",\n").replace(",tall,\n", ",tall,see below\n", 1)
+    assert guess(content)[0].columns["column 4"].kind == "category"
+    assert guess(content, target="plain")[0].task == "regression"
+    with pytest.raises(UserError, match=r"no row is left|has no rows|no column is left"):
+        prepare("a,,label\n,,\n,,\n")
+
+
 def test_a_table_of_the_target_alone_and_a_json_array_are_named():
     with pytest.raises(UserError, match=r"besides the target, it has no column to learn from$"):
         guess("label\n" + "\n".join(LABELS))
