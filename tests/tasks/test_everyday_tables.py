@@ -1260,3 +1260,11 @@ def test_a_table_of_the_target_alone_and_a_json_array_are_named():
             UserError, match=r"line 1 is not .* It seems to be a JSON array: write one object per line$"
         ):
             guess(array, name="own.jsonl")
+
+
+def test_the_kinds_of_columns_that_are_all_ignored_are_told_without_the_breaks_of_lines():
+    places = [f"(49.{row:05}, 13.{row:05})" for row in range(100, 140)]
+    with pytest.raises(
+        UserError, match=r"ignore place \(a different value in each row; words, because '\(49.00100, 13"
+    ):
+        guess("place,label\n" + "\n".join(f'"{place}",{label}' for place, label in zip(places, LABELS, strict=True)))

@@ -236,7 +236,9 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
         named = {name: split for name, split in named.items() if name in folders}
     usual = {name for name in named if name.lower() in WORDS}
     within = [inside[name] for name in named]
-    are_alike = len(named) > 1 and set.intersection(*within) and len(set.union(*within)) > 1
+    # test1 and train_images are no classes, but test_tube may be one.
+    are_flat = len(flat) == len(folders) and {re.sub(r"[\W\d_]|images?", "", name.lower()) for name in flat} <= {*WORDS}
+    are_alike = len(named) > 1 and (are_flat or (set.intersection(*within) and len(set.union(*within)) > 1))
     is_lone = len(folders) == 1 and "train" in named.values()
     if len(usual) > 1 or are_alike or (is_lone and len(_folders(_root_of_classes(*folders.values()))) > 1):
         found = set(named.values())

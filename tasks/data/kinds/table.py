@@ -67,7 +67,7 @@ def guess(dataset: config.Table) -> tuple[config.Table, list[str]]:
         if not filled.columns:
             raise UserError(f"dataset.source = '{dataset.source}': besides the target, it has no column to learn from")
         # Refused here, because only the guesses contain the reasons; params.yaml does not.
-        taken = cut("; ".join(" ".join(line.split()) for line in lines[1:]), 300)
+        taken = cut(re.sub(r"\n {3,}", " ", "\n".join(lines[1:])).strip().replace("\n", ";"), 300)
         raise UserError(
             f"dataset.source = '{dataset.source}': no column is left to learn from. Their kinds: {taken}. "
             "Set the kind of one: --set dataset.columns.NAME=number, datetime, category, text or image"
