@@ -481,7 +481,7 @@ FOLDERS = [
     ("", "needs folders for at least two classes, but has none"),
     (":1", "needs folders for at least two classes, but has none"),
     ("train:5 test1:3", "needs folders for at least two classes, but has none"),
-    ("train_images:5 test_images:3", "needs folders for at least two classes, but has none"),
+    ("train_images:5 Test-data2:3", "needs folders for at least two classes, but has none"),
     ("cat:5", "at least two classes, but has 'cat'. Allowed: FOLDER/<class>/*"),
     ("Pets/cat:5 Pets/dog:5", "source/Pets'"),
     ("cat:5 dog:5 zebra:1", "the class 'zebra' has too few examples (1): it needs one to train on and one to test on"),

@@ -40,6 +40,8 @@ NO_TARGETS = "No model here learns boxes or masks (YOLO, COCO, Pascal VOC)."
 IF_EXAMPLES = "If all of these images are examples of classes: "
 GLUED = "(set|data|s?daten|images|imgs|photos|bilder|files|dir|folder|split)?"
 """Words that may follow one of them without a space: traindata, Testdaten."""
+ONLY_A_SPLIT = re.compile(rf"({'|'.join(SPLIT_WORDS.values())})[\W\d_]*{GLUED}[\W\d_]*", re.IGNORECASE)
+"""test1 and train_images, which are no classes; but test_tube may be one."""
 MOST_SPLITS = 12
 """More folders than this are not splits: cross-validation rarely has more than ten folds."""
 ALLOWED = "Allowed: FOLDER/<class>/*, or FOLDER/<split>/<class>/* with the splits train, validation, test"
@@ -236,8 +238,7 @@ def _splits(dataset: config.ImageFolder, source: Path) -> tuple[dict[str, str], 
         named = {name: split for name, split in named.items() if name in folders}
     usual = {name for name in named if name.lower() in WORDS}
     within = [inside[name] for name in named]
-    # test1 and train_images are no classes, but test_tube may be one.
-    are_flat = len(flat) == len(folders) and {re.sub(r"[\W\d_]|images?", "", name.lower()) for name in flat} <= {*WORDS}
+    are_flat = len(flat) == len(folders) and all(ONLY_A_SPLIT.fullmatch(name) for name in flat)
     are_alike = len(named) > 1 and (are_flat or (set.intersection(*within) and len(set.union(*within)) > 1))
     is_lone = len(folders) == 1 and "train" in named.values()
     if len(usual) > 1 or are_alike or (is_lone and len(_folders(_root_of_classes(*folders.values()))) > 1):
