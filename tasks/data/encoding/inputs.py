@@ -47,11 +47,7 @@ LINES_ABOVE = 20
 """The most lines of CSV that may precede the header."""
 NAMING_ROWS = 1_000
 """The number of first rows of JSON lines whose keys define the columns, for any size of parts."""
-MARKS = {
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
+MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 """Codecs by byte order mark."""
 PEEKED = 4096
 SHOWN = 20
@@ -190,7 +186,7 @@ class Reader:
 
     def _open_text(self, file: "io.BufferedReader[Any]", kind: str = "csv") -> io.TextIOWrapper:
         """Return the text of a file; a byte of another encoding breaks only its own row."""
-        return io.TextIOWrapper(file, self._codec_of(file.peek(4), kind), "surrogateescape", newline="")
+        return io.TextIOWrapper(file, self._codec_of(file.peek(3), kind), "surrogateescape", newline="")
 
     def check(self, inputs: Sequence[str]) -> None:
         """Refuse inputs that the model cannot take, before any computation.
